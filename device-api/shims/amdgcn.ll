@@ -317,13 +317,18 @@ define void @fusewire_write_streaming(ptr %at, i128 %value) #0 {
   ret void
 }
 
-; ---- packets: 16 bytes of global memory at system scope; volatile is what asks for that
-; scope on a vector
+; ---- packets: two words of global memory, each with its own flag, so that two atomic loads
+; suffice. LLVM waits after every volatile load; it waits for these only where they are used.
 
 define i128 @fusewire_load_packets(ptr %at) #0 {
   %g = addrspacecast ptr %at to ptr addrspace(1)
-  %v = load volatile <4 x i32>, ptr addrspace(1) %g, align 16
-  %r = bitcast <4 x i32> %v to i128
+  %h = getelementptr i64, ptr addrspace(1) %g, i64 1
+  %low = load atomic i64, ptr addrspace(1) %g monotonic, align 8
+  %high = load atomic i64, ptr addrspace(1) %h monotonic, align 8
+  %l = zext i64 %low to i128
+  %z = zext i64 %high to i128
+  %s = shl i128 %z, 64
+  %r = or i128 %s, %l
   ret i128 %r
 }
 

@@ -194,6 +194,13 @@ impl Call {
         Operation::from_code((self.0 >> 32) as u8)
     }
 
+    /// Returns true if this is a call of `operation`. A kernel compares codes: a match on
+    /// [`Call::operation`] loads from a table.
+    #[inline(always)]
+    pub const fn is(self, operation: Operation) -> bool {
+        (self.0 >> 32) as u8 == operation as u8
+    }
+
     /// Returns the code of the element type.
     #[inline(always)]
     pub const fn dtype(self) -> u8 {

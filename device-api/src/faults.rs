@@ -2,7 +2,8 @@
 //!
 //! A lane must not return from a kernel alone, and kernels do not trap. A lane therefore records an
 //! error, such as an index out of range, in the block's [`Fault`], and the next vote of the block
-//! fails on all lanes.
+//! fails on all lanes. On a GPU, lanes record failed waits in the same way. The leader makes the
+//! fault the failure of the launch at the end of the kernel, where few registers are in use.
 //!
 //! - **Who may overwrite what:** the lane that claims the fault writes its words;
 //! - **after having acquired** the cleared claim word, through the barrier that ends the prologue;
@@ -41,6 +42,13 @@ impl Faults {
         unsafe { &raw mut (*cache).fault }
     }
 
+    /// Returns the faults of the block that executes this.
+    #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+    #[inline(always)]
+    pub(crate) fn here() -> Self {
+        Self {}
+    }
+
     /// Clears the fault. Called by the leader before the barrier that ends the prologue.
     #[inline(always)]
     pub(crate) fn clear(self) {
@@ -52,8 +60,8 @@ impl Faults {
     #[inline(always)]
     pub(crate) fn is_pending(self) -> bool {
         let fault = self.fault();
-        // SAFETY: the block's own memory; lanes that are threads access the word atomically. A GPU
-        // lane need only see its own store.
+        // SAFETY: the block's own memory; lanes that are threads access the word atomically. On a
+        // GPU, the volatile load sees the store of another lane soon, as stalled waits need.
         unsafe {
             let claim = &raw mut (*fault).claim;
             #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
@@ -65,38 +73,42 @@ impl Faults {
         }
     }
 
-    /// Records a fault, unless the block has one.
+    /// Records an error of this lane, unless the block has one.
     #[cold]
     #[inline(never)]
     pub(crate) fn record(self, kind: FailureKind, code: u32, observed: u64, expected: u64) {
-        let fault = self.fault();
-        // SAFETY: the block's own memory, which lives as long as the launch.
-        if unsafe { claim(&raw mut (*fault).claim) } {
-            let kind = u64::from(code) << 32 | kind as u64;
-            // SAFETY: the claim makes this lane the only writer until the next launch.
-            unsafe {
-                (&raw mut (*fault).kind).write(kind);
-                (&raw mut (*fault).observed).write(observed);
-                (&raw mut (*fault).expected).write(expected);
+        self.note(Fault {
+            claim: 1,
+            kind: Fault::pair(kind as u32, code),
+            observed,
+            expected,
+            wait: 0,
+            elapsed: 0,
+        });
+    }
+
+    /// Writes `fault`, unless the block has one.
+    #[inline(always)]
+    pub(crate) fn note(self, fault: Fault) {
+        let at = self.fault();
+        // SAFETY: the block's own memory, which lives as long as the launch. The claim makes this
+        // lane the only writer until the next launch.
+        unsafe {
+            if claim(&raw mut (*at).claim) {
+                (&raw mut (*at).kind).write(fault.kind);
+                (&raw mut (*at).observed).write(fault.observed);
+                (&raw mut (*at).expected).write(fault.expected);
+                (&raw mut (*at).wait).write(fault.wait);
+                (&raw mut (*at).elapsed).write(fault.elapsed);
             }
         }
     }
 
-    /// Returns the words of a fault: kind, code, observed and expected value. Called by the leader
-    /// after a barrier.
+    /// Returns the fault. Called by the leader after a barrier.
     #[inline(always)]
-    pub(crate) fn read(self) -> Option<(FailureKind, u32, u64, u64)> {
-        if !self.is_pending() {
-            return None;
-        }
-        let fault = self.fault();
+    pub(crate) fn read(self) -> Option<Fault> {
         // SAFETY: the lane that claimed the fault wrote the words before the barrier.
-        unsafe {
-            let kind = (&raw const (*fault).kind).read();
-            let observed = (&raw const (*fault).observed).read();
-            let expected = (&raw const (*fault).expected).read();
-            Some((decode(kind as u32), (kind >> 32) as u32, observed, expected))
-        }
+        self.is_pending().then(|| unsafe { self.fault().read() })
     }
 }
 
@@ -118,50 +130,5 @@ unsafe fn claim(word: *mut u64) -> bool {
     // SAFETY: the precondition of this function.
     unsafe {
         crate::arch::claim_shared(word)
-    }
-}
-
-/// Returns the kind with this code, of those that kernels record.
-const fn decode(kind: u32) -> FailureKind {
-    match kind {
-        5 => FailureKind::Abort,
-        6 => FailureKind::NoRoute,
-        9 => FailureKind::Index,
-        10 => FailureKind::Rank,
-        11 => FailureKind::Id,
-        13 => FailureKind::Capacity,
-        14 => FailureKind::Word,
-        15 => FailureKind::Aliasing,
-        16 => FailureKind::Batch,
-        17 => FailureKind::NotGrid,
-        19 => FailureKind::LastBlock,
-        20 => FailureKind::Ticket,
-        _ => FailureKind::User,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kinds_have_their_codes() {
-        for kind in [
-            FailureKind::Abort,
-            FailureKind::NoRoute,
-            FailureKind::Index,
-            FailureKind::Rank,
-            FailureKind::Id,
-            FailureKind::User,
-            FailureKind::Capacity,
-            FailureKind::Word,
-            FailureKind::Aliasing,
-            FailureKind::Batch,
-            FailureKind::NotGrid,
-            FailureKind::LastBlock,
-            FailureKind::Ticket,
-        ] {
-            assert_eq!(decode(kind as u32), kind);
-        }
     }
 }

@@ -66,6 +66,7 @@ pub mod bulk;
 pub mod call;
 pub mod channel;
 pub mod comm;
+mod context;
 pub mod element;
 mod faults;
 pub mod group;

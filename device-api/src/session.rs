@@ -12,7 +12,7 @@
 //!   after its last write into memory that they named.
 //!
 //! If the peer has only read, its done signal need not release anything on a GPU
-//! ([`Session::done_reading`]), because its reads are complete.
+//! ([`Session::done_after`]), because its reads are complete.
 //!
 //! The lane that acquires a ready signal copies the words of the line to shared memory, where all
 //! lanes read them after the barrier that ends [`Session::ready`].
@@ -43,6 +43,7 @@ mod grid;
 mod last_block;
 mod prologue;
 
+use crate::arch;
 use crate::call::Call;
 use crate::comm::{self, Comm, Peers, Rank, Team, WindowAddr};
 use crate::faults::Faults;
@@ -55,8 +56,8 @@ use crate::wait::{BOUNDED, WaitContext, WaitKind};
 
 use prologue::{Epochs, Prologue};
 
-/// Proof that the launch has failed. The end of the kernel records the failure, unless a wait has
-/// recorded it. Only the library makes it.
+/// Proof that the launch has failed. The end of the kernel records the failure, unless it has been
+/// recorded. Only the library makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aborted(());
 
@@ -129,6 +130,8 @@ pub struct Session<M> {
     has_windows: bool,
     /// True if all blocks of the launch run at the same time. Known at compile time.
     is_grid: bool,
+    /// True if the rounds access memory by multicast addresses. Known at compile time.
+    has_multicast: bool,
     /// Calls of [`Session::last_block`].
     last_blocks: u32,
 }
@@ -140,7 +143,7 @@ impl<M: Machine> Session<M> {
     /// # Safety
     /// `constants` must describe a live communicator of which this launch is the next operation,
     /// and be the address that its host returns (`Communicator::constants`), not that of a copy. A
-    /// block has one session at a time.
+    /// block has one session at a time, which ends by [`Session::end`].
     #[inline(always)]
     pub unsafe fn begin(
         block: Block<M>,
@@ -186,6 +189,7 @@ impl<M: Machine> Session<M> {
             steps: 0,
             has_windows: false,
             is_grid: false,
+            has_multicast: false,
             last_blocks: 0,
         })
     }
@@ -206,6 +210,15 @@ impl<M: Machine> Session<M> {
     #[doc(hidden)]
     pub fn declare_grid(&mut self) {
         self.is_grid = true;
+    }
+
+    /// Declares that the rounds of the launch access memory by multicast addresses. The lanes that
+    /// acquire or release signals then execute an alias fence. A fence on the path of causality
+    /// suffices, so the other lanes need none ([`crate::multimem`]).
+    #[inline(always)]
+    #[doc(hidden)]
+    pub fn declare_multicast(&mut self) {
+        self.has_multicast = true;
     }
 
     /// Returns the communicator.
@@ -633,22 +646,25 @@ impl<M: Machine> Session<M> {
         self.close_round(Order::Release)
     }
 
-    /// Does what [`Session::done`] does, for a round in which this block has written nothing that a
-    /// peer reads. The signal then only says that the block has read what it needs. On a GPU it is
-    /// relaxed: a lane has used every value that it has loaded before it arrives at the block's
-    /// barrier, so these loads are complete. A fence would cost a microsecond.
+    /// Does what [`Session::done`] does. If `has_written` is false, the signal only says that the
+    /// block has read what it needs. On a GPU it is then relaxed: a lane has used every value that
+    /// it has loaded before it arrives at the block's barrier, so these loads are complete. A fence
+    /// would cost a microsecond.
     ///
     /// # Errors
     /// [`Aborted`] in the same cases as [`Session::barrier`].
     ///
     /// # Safety
-    /// Since the round was opened, the block must not have written memory that a peer reads after
-    /// this signal.
+    /// If `has_written` is false, the block must not have written memory that a peer reads after
+    /// this signal, since the round was opened.
     #[inline(always)]
     #[track_caller]
     #[doc(hidden)]
-    pub unsafe fn done_reading(&mut self) -> Result<(), Aborted> {
-        self.close_round(mem::AFTER_READS)
+    pub unsafe fn done_after(&mut self, has_written: bool) -> Result<(), Aborted> {
+        self.close_round(match has_written {
+            true => Order::Release,
+            false => mem::AFTER_READS,
+        })
     }
 
     #[inline(always)]
@@ -661,6 +677,9 @@ impl<M: Machine> Session<M> {
         self.publish();
         let value = self.round() << 16 | self.fingerprint();
         let mut peer = self.block.rank();
+        if self.has_multicast && peer < self.comm.size() {
+            arch::alias_fence();
+        }
         while peer < self.comm.size() {
             if peer != self.comm.rank() {
                 self.post(peer, LINE, value, order);
@@ -711,6 +730,9 @@ impl<M: Machine> Session<M> {
         // barrier the epochs may advance.
         if self.any_failed(closed.is_err()) {
             self.report();
+            // What the other lanes do now, such as the author's code for failures, follows the
+            // record.
+            self.block.sync();
             return Err(Aborted(()));
         }
         self.leave();
@@ -721,25 +743,21 @@ impl<M: Machine> Session<M> {
     /// records that the kernel stopped. There is one copy of this in a kernel, at its end.
     #[inline(always)]
     fn report(&self) {
-        if !self.block.is_leader() {
-            return;
+        if self.block.is_leader() {
+            self.ctx.report(self.faults());
         }
-        let fault = self.faults().read();
-        let is_consequence = fault.is_none_or(|(kind, ..)| kind == FailureKind::Abort);
-        if is_consequence && self.ctx.aborted() {
-            return;
-        }
-        let (kind, code, observed, expected) = fault.unwrap_or((FailureKind::User, u32::MAX, 0, 0));
-        let (wait, rank) = (WaitKind::Launch, self.comm.rank());
-        self.ctx.fail(kind, wait, code, rank, expected, observed, 0);
     }
 
-    /// Leaves the communicator: the block's epochs advance. The last call of a kernel that has not
-    /// failed and that has begun its session itself.
+    /// Leaves the communicator with the kernel's result: the block's epochs advance, or the failure
+    /// is recorded. The last call of a kernel that has begun its session itself. All lanes
+    /// together.
     #[inline(always)]
-    pub fn end(self) {
+    pub fn end(self, outcome: Result<(), Aborted>) {
         self.block.sync();
-        self.leave();
+        match outcome {
+            Ok(()) => self.leave(),
+            Err(_) => self.report(),
+        }
     }
 
     /// Advances the block's epochs. After a barrier of the block.
@@ -928,6 +946,9 @@ impl<M: Machine> Session<M> {
                     // SAFETY: this lane has acquired the signal.
                     let words = core::array::from_fn(|i| unsafe { self.load_word(peer, i) });
                     self.keep_words(peer, words);
+                }
+                if WORDS && self.has_multicast {
+                    arch::alias_fence();
                 }
             }
             peer += self.block.size();

@@ -5,6 +5,7 @@
 //! do not change during the session. A block of one lane uses only the [`Fault`].
 
 use crate::arch::{MAX_WARPS, RESERVED_BYTES, SHARED_BYTES};
+use crate::context::WaitContext;
 use crate::layout::{CommConst, SIGNAL_WORDS};
 
 /// Number of ranks whose words of a round are copied to shared memory.
@@ -18,13 +19,26 @@ pub(crate) struct Fault {
     /// 0 if there is none. The lane that replaces 0 by 1 writes the other words before the next
     /// barrier of the block; the block's leader reads them after it.
     pub(crate) claim: u64,
-    /// A [`crate::layout::FailureKind`], and the number of the argument or the author's code in the
-    /// upper half.
+    /// A [`crate::layout::FailureKind`]; in the upper half the number of the argument, the author's
+    /// code, or the awaited rank.
     pub(crate) kind: u64,
     /// The value that was found.
     pub(crate) observed: u64,
     /// Its bound, or another value.
     pub(crate) expected: u64,
+    /// A [`crate::wait::WaitKind`]; in the upper half the rank to blame, if it is known. 0 if the
+    /// fault is not of a wait.
+    pub(crate) wait: u64,
+    /// Duration of the wait, in nanoseconds.
+    pub(crate) elapsed: u64,
+}
+
+impl Fault {
+    /// Returns a word of two halves.
+    #[inline(always)]
+    pub(crate) const fn pair(low: u32, high: u32) -> u64 {
+        (high as u64) << 32 | low as u64
+    }
 }
 
 /// Epochs, constants and fault of the session; ends before [`partials`].
@@ -34,8 +48,9 @@ pub(crate) struct SharedCache {
     pub(crate) fault: Fault,
     /// 0 where the launch is admitted, otherwise the prologue's `Refusal`.
     pub(crate) refused: u64,
-    /// Sequence number of the launch.
-    pub(crate) sequence: u64,
+    /// Bounds of the launch's waits, with the sequence number of the launch. Functions that are not
+    /// inlined take their address.
+    pub(crate) context: WaitContext,
     /// Signal rounds before the launch.
     pub(crate) rounds: u64,
     /// Packet epoch before the launch.

@@ -15,10 +15,14 @@ use core::mem::offset_of;
 use crate::arch;
 use crate::call::Call;
 use crate::comm::{Comm, WindowAddr};
+use crate::faults::Faults;
 use crate::layout::{
     ABORT, BLOCKS_AT, BlockState, CommState, FailureKind, FailureRecord, LINE, Mirror, Progress,
 };
 use crate::mem::{self, Order, Scope};
+use crate::shared_cache::Fault;
+
+pub use crate::context::WaitContext;
 
 /// Event that a wait awaits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,30 +69,71 @@ pub(crate) const BOUNDED: bool = !cfg!(fusewire_unbounded);
 /// Time after which a stalled wait compares its progress with that of its peers.
 const COMPARE_NS: u64 = 50_000;
 
+/// Kind of a fault that is the consequence of another one: of another rank or lane.
+const ALREADY_FAILED: u32 = 0;
+
 /// Maximum number of naps while another lane records a failure: about 40 ms on a GPU.
 const MOST_NAPS: u32 = 20_000;
 
-/// Bounds of one launch's waits.
+/// The state of one wait that does not end quickly: two words, which a GPU passes in registers.
 #[derive(Clone, Copy, Debug)]
-pub struct WaitContext {
-    pub(crate) comm: Comm,
-    pub(crate) call: Call,
-    pub(crate) count: u64,
-    pub(crate) sequence: u64,
-    pub(crate) block: u32,
-    /// 0 selects the communicator's timeout.
-    pub(crate) timeout_ns: u64,
+struct Stall {
+    /// Time of the first nap; 0 before it. After a failure, the duration of the wait.
+    started: u64,
+    /// From the lowest bit: true if a rank without which the wait cannot end was found dead before
+    /// the last poll, which has seen all that the rank ever did; the number of naps in 31 bits; the
+    /// time of the last comparison after the start, in 31 bits of units of 1024 ns; 0. After a
+    /// failure: the rank to blame in 32 bits; the [`FailureKind`], or [`ALREADY_FAILED`], in 31
+    /// bits; 1.
+    rest: u64,
 }
 
-/// The state of one wait that does not end quickly.
-#[derive(Debug)]
-struct Stall {
-    started: u64,
-    compared: u64,
-    naps: u32,
-    /// A rank without which the wait cannot end, found dead before the last poll. That poll has
-    /// seen all that the rank ever did.
-    dead: Option<u32>,
+impl Stall {
+    const NEW: Self = Self {
+        started: 0,
+        rest: 0,
+    };
+
+    const fn failed(kind: u32, blamed: u32, elapsed: u64) -> Self {
+        Self {
+            started: elapsed,
+            rest: 1 << 63 | (kind as u64) << 32 | blamed as u64,
+        }
+    }
+
+    #[inline(always)]
+    const fn has_failed(self) -> bool {
+        self.rest >> 63 == 1
+    }
+
+    #[inline(always)]
+    const fn naps(self) -> u32 {
+        self.rest as u32 >> 1
+    }
+
+    #[inline(always)]
+    const fn found_dead(self) -> bool {
+        self.rest & 1 == 1
+    }
+
+    /// Returns true if more than [`COMPARE_NS`] have passed since the last comparison.
+    const fn must_compare(self, elapsed: u64) -> bool {
+        let since = (elapsed >> 10).wrapping_sub(self.rest >> 32) & 0x7fff_ffff;
+        since > COMPARE_NS >> 10
+    }
+
+    /// Returns the state after another nap. `compared` is the time of a comparison in it.
+    const fn next(self, found_dead: bool, compared: Option<u64>) -> Self {
+        let naps = self.naps() + (self.naps() < u32::MAX >> 1) as u32;
+        let compared = match compared {
+            Some(elapsed) => (elapsed >> 10 & 0x7fff_ffff) << 32,
+            None => self.rest >> 32 << 32,
+        };
+        Self {
+            started: self.started,
+            rest: compared | (naps as u64) << 1 | found_dead as u64,
+        }
+    }
 }
 
 impl WaitContext {
@@ -98,7 +143,9 @@ impl WaitContext {
         // Read from shared memory, to save registers.
         #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
         // SAFETY: written before the barrier that ends the prologue.
-        return unsafe { (&raw const (*crate::shared_cache::at(arch::shared())).sequence).read() };
+        return unsafe {
+            (&raw const (*crate::shared_cache::at(arch::shared())).context.sequence).read()
+        };
         #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
         self.sequence
     }
@@ -109,9 +156,9 @@ impl WaitContext {
         self.sequence = sequence;
     }
 
-    /// Returns the context for a call of a function that is not inlined. On a CPU this is a copy:
-    /// the address of the session's own context would keep the whole session out of registers. On a
-    /// GPU it would be memory in either case.
+    /// Returns the context for a call of a function that is not inlined: a copy on a CPU, that in
+    /// shared memory on a GPU. The address of the session's own context would keep the session out
+    /// of registers.
     #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
     #[inline(always)]
     fn outlined(&self) -> Self {
@@ -122,7 +169,11 @@ impl WaitContext {
     #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
     #[inline(always)]
     fn outlined(&self) -> &Self {
-        self
+        let cache = crate::shared_cache::at(arch::shared());
+        // SAFETY: the leader writes the context in the prologue, before the block's barrier. The
+        // block's lanes call this after the barrier, except the leader itself. Nothing writes it
+        // during the session.
+        unsafe { &(*cache).context }
     }
 
     /// Polls until `poll` returns a value. Returns `None` after a failure, which is then recorded.
@@ -163,17 +214,14 @@ impl WaitContext {
     ) -> Option<T> {
         let spins = self.spins();
         let (mut polls, mut late) = (0, 0);
-        let mut stall = Stall {
-            started: 0,
-            compared: 0,
-            naps: 0,
-            dead: None,
-        };
+        let mut stall = Stall::NEW;
         loop {
             let observed = match poll() {
                 Ok(value) => {
                     let stalled = COMPARE && BOUNDED && polls >= spins;
-                    if stalled && !self.outlined().agrees(wait, awaited(), expected) {
+                    if stalled && let Some(rank) = self.outlined().disagrees() {
+                        let kind = FailureKind::Mismatch;
+                        self.fail(kind, wait, awaited(), rank, expected, expected, 0);
                         return None;
                     }
                     return Some(value);
@@ -185,7 +233,7 @@ impl WaitContext {
                 pause();
                 continue;
             }
-            if stall.naps.is_multiple_of(64) {
+            if stall.naps().is_multiple_of(64) && !stall.found_dead() {
                 late = awaited();
             }
             // The wait fails if rank `needed` is dead. Only waits of windows can be for several
@@ -197,135 +245,124 @@ impl WaitContext {
                     .unwrap_or_else(|| self.comm.rank()),
                 _ => late,
             };
-            let ctx = self.outlined();
-            if !ctx.stalled(&mut stall, wait, [late, needed], expected, observed) {
+            // A wait for a tile of this rank's own input times out earlier, so that this rank is
+            // reported before the peers that wait for its next signal time out.
+            // A wait for other blocks times out later: they may wait for other ranks. Block 0
+            // collects the others, so that a wait for block 0 times out last.
+            let eighths = match wait {
+                WaitKind::Tile => 7,
+                WaitKind::Grid if expected >> 32 == 0 => 24,
+                WaitKind::Grid => 16,
+                _ => 8,
+            };
+            stall = self.outlined().stalled(stall, needed, eighths);
+            if stall.has_failed() {
+                self.note(Fault {
+                    claim: 1,
+                    kind: Fault::pair((stall.rest >> 32) as u32 & 0x7fff_ffff, late),
+                    observed,
+                    expected,
+                    wait: Fault::pair(wait as u32, stall.rest as u32),
+                    elapsed: stall.started,
+                });
                 return None;
             }
         }
     }
 
-    /// Compares the call of this rank with those of its peers. Records a failure if they differ.
-    #[cold]
-    #[inline(never)]
-    fn agrees(&self, wait: WaitKind, awaited: u32, expected: u64) -> bool {
-        let kind = FailureKind::Mismatch;
-        if let Some(rank) = self.mismatch() {
-            self.fail(kind, wait, awaited, rank, expected, expected, 0);
-            return false;
-        }
-        if let Some((rank, call)) = self.recent_mismatch() {
-            let mut theirs = self.progress(rank);
-            theirs.call = call;
-            self.record(kind, wait, [awaited, rank], [expected; 2], 0, &theirs);
-            return false;
-        }
-        true
+    /// Makes a fault the failure of the launch: at once on a CPU, at the end of the kernel on a
+    /// GPU. A call at each wait would take registers from the kernel.
+    #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+    #[inline(always)]
+    fn note(&self, fault: Fault) {
+        Faults::here().note(fault);
     }
 
+    /// Makes a fault the failure of the launch.
+    #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+    #[inline(always)]
+    fn note(&self, fault: Fault) {
+        if fault.kind as u32 != ALREADY_FAILED {
+            self.conclude(fault);
+        }
+    }
+
+    /// Returns a rank whose call differs from that of this rank.
     #[cold]
     #[inline(never)]
-    fn stalled(
-        &self,
-        stall: &mut Stall,
-        wait: WaitKind,
-        [awaited, needed]: [u32; 2],
-        expected: u64,
-        observed: u64,
-    ) -> bool {
-        self.nap(stall.naps);
-        stall.naps = stall.naps.saturating_add(1);
+    fn disagrees(&self) -> Option<u32> {
+        self.mismatch().or_else(|| Some(self.recent_mismatch()?.0))
+    }
+
+    /// Naps once, and returns the next state of the wait. `needed` is a rank without which the wait
+    /// cannot end; the time limit is `eighths` eighths of the timeout.
+    #[cold]
+    #[inline(never)]
+    fn stalled(&self, mut stall: Stall, needed: u32, eighths: u32) -> Stall {
+        self.nap(stall.naps());
         if self.aborted() {
-            return false;
+            return Stall::failed(ALREADY_FAILED, 0, 0);
         }
         let now = arch::clock_ns();
         if stall.started == 0 {
-            (stall.started, stall.compared) = (now, now);
-            return true;
+            stall.started = now;
+            return stall.next(false, None);
         }
         let elapsed = now.wrapping_sub(stall.started);
-        if let Some(dead) = stall.dead {
-            let kind = FailureKind::Dead;
-            self.fail(kind, wait, dead, dead, expected, observed, elapsed);
-            return false;
-        }
-        // Polls once more before it fails, because the rank may have published before it ended.
-        stall.dead = match self.is_dead(needed) {
+        let dead = match self.is_dead(needed) {
             true => Some(needed),
             // The awaited rank may be waiting for the dead one, or be late itself.
             false if self.call.is_collective() => self.dead_contributor(),
             false => None,
         };
-        if now.wrapping_sub(stall.compared) > COMPARE_NS {
-            stall.compared = now;
-            if let Some(rank) = self.mismatch() {
-                self.fail(
-                    FailureKind::Mismatch,
-                    wait,
-                    awaited,
-                    rank,
-                    expected,
-                    observed,
-                    elapsed,
-                );
-                return false;
-            }
+        // The wait has polled since the rank was found dead, because the rank may have published
+        // before it ended.
+        if let Some(dead) = dead
+            && stall.found_dead()
+        {
+            return Stall::failed(FailureKind::Dead as u32, dead, elapsed);
+        }
+        let compares = stall.must_compare(elapsed);
+        if compares && let Some(rank) = self.mismatch() {
+            return Stall::failed(FailureKind::Mismatch as u32, rank, elapsed);
         }
         let timeout_ns = match self.timeout_ns {
             0 => self.comm.constants().timeout_ns,
             given => given,
         };
-        // A wait for a tile of this rank's own input times out earlier, so that this rank is
-        // reported before the peers that wait for its next signal time out.
-        // A wait for other blocks times out later: they may wait for other ranks. Block 0 collects
-        // the others, so that a wait for block 0 times out last.
-        let limit = match wait {
-            WaitKind::Tile => timeout_ns - timeout_ns / 8,
-            WaitKind::Grid if expected >> 32 == 0 => timeout_ns.saturating_mul(3),
-            WaitKind::Grid => timeout_ns.saturating_mul(2),
-            _ => timeout_ns,
-        };
-        if elapsed > limit {
-            let blamed = match wait {
-                // Only this rank could have done what is awaited.
-                WaitKind::Tile | WaitKind::Network | WaitKind::Grid | WaitKind::Counter => awaited,
-                _ => self.least_progress(awaited),
-            };
-            self.fail(
-                FailureKind::Timeout,
-                wait,
-                awaited,
-                blamed,
-                expected,
-                observed,
-                elapsed,
-            );
-            return false;
+        if elapsed > (timeout_ns / 8).saturating_mul(u64::from(eighths)) {
+            return Stall::failed(FailureKind::Timeout as u32, 0, elapsed);
         }
-        true
+        stall.next(dead.is_some(), compares.then_some(elapsed))
     }
 
     /// Returns a dead rank that has not finished this launch. If the launch is not collective, the
     /// progress of a dead rank is not known, so that all others must be dead.
+    #[cold]
+    #[inline(never)]
     fn dead_contributor(&self) -> Option<u32> {
         if self.dead_ranks() == 0 {
             return None;
         }
-        let is_dead = |rank| self.is_marked(rank);
-        let mut others = (0..self.comm.size()).filter(|&rank| rank != self.comm.rank());
-        if !self.call.is_collective() {
-            return match others.clone().all(is_dead) {
-                true => others.next(),
-                false => None,
-            };
+        let is_collective = self.call.is_collective();
+        let (mut first, mut all) = (None, true);
+        for rank in (0..self.comm.size()).filter(|&rank| rank != self.comm.rank()) {
+            if !self.is_marked(rank) {
+                all = false;
+            } else if !is_collective {
+                first = first.or(Some(rank));
+            } else if self.finished(rank) < self.sequence() {
+                return Some(rank);
+            }
         }
-        others.find(|&rank| is_dead(rank) && self.finished(rank) < self.sequence())
+        first.filter(|_| all)
     }
 
     /// Returns the number of collectives that the block of this index has finished on `rank`. For a
     /// rank outside of the team, the collective that its block 0 is in counts as finished.
     fn finished(&self, rank: u32) -> u64 {
         if !self.comm.reaches(rank) {
-            return sequence_of(self.progress(rank).call, self.sequence());
+            return sequence_of(self.progress_call(rank), self.sequence());
         }
         let offset = BLOCKS_AT + u64::from(self.block) * LINE;
         let state = self.comm.workspace_of(rank).wrapping_add(offset as usize);
@@ -362,14 +399,29 @@ impl WaitContext {
         word >> (rank % 64) & 1 == 1
     }
 
-    /// Returns true if any rank has failed this communicator.
+    /// Returns true if any rank has failed this communicator, or if a lane of this block has
+    /// recorded a fault that is not yet a failure of the rank.
     #[inline(always)]
     pub fn aborted(&self) -> bool {
+        // A GPU reports the word at the end of the kernel.
+        #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+        return self.abort_word() != 0 || Faults::here().is_pending();
+        #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+        self.report_abort()
+    }
+
+    #[inline(always)]
+    fn abort_word(&self) -> u64 {
         let state = self.comm.own(0).cast::<CommState>();
         // SAFETY: every workspace starts with a CommState; the abort word is only accessed
         // atomically.
-        let word =
-            unsafe { mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System) };
+        unsafe { mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System) }
+    }
+
+    /// Returns true if any rank has failed this communicator. The host then learns of it.
+    #[inline(always)]
+    fn report_abort(&self) -> bool {
+        let word = self.abort_word();
         if word != 0 {
             self.report_to_host(word);
         }
@@ -385,7 +437,7 @@ impl WaitContext {
     #[cold]
     fn await_abort(&self) {
         for round in 0..MOST_NAPS {
-            if self.aborted() {
+            if self.report_abort() {
                 return;
             }
             self.nap(round);
@@ -395,6 +447,7 @@ impl WaitContext {
     /// Stores the abort word where the host reads it. Several lanes may do so; the host keeps the
     /// first that it sees.
     #[cold]
+    #[inline(never)]
     fn report_to_host(&self, word: u64) {
         let at = self.comm.constants().host_word as *mut u64;
         if !at.is_null() {
@@ -418,6 +471,13 @@ impl WaitContext {
         line.cast_const().cast()
     }
 
+    /// Returns [`Progress::call`] of `rank`, a rank of the communicator.
+    fn progress_call(&self, rank: u32) -> u64 {
+        // SAFETY: every workspace has a progress line for block 0; its words are accessed
+        // atomically.
+        unsafe { mem::load_u64(self.progress_line(rank), Order::Relaxed, Scope::System) }
+    }
+
     fn progress(&self, rank: u32) -> Progress {
         if rank >= self.comm.size() {
             return bytemuck::Zeroable::zeroed();
@@ -438,14 +498,14 @@ impl WaitContext {
         if !self.call.is_collective() {
             return None;
         }
-        let mine = self.progress(self.comm.rank()).call;
+        let mine = self.progress_call(self.comm.rank());
         if !Call::from_progress(mine).is_collective() {
             // Block 0, which writes the progress, is still in the previous launch: a transfer,
             // which does not advance the sequence number.
             return None;
         }
         (0..self.comm.size()).find(|&rank| {
-            let theirs = self.progress(rank).call;
+            let theirs = self.progress_call(rank);
             theirs >> 40 == mine >> 40
                 && theirs != mine
                 && Call::from_progress(theirs).is_collective()
@@ -522,7 +582,8 @@ impl WaitContext {
         at
     }
 
-    /// Records a failure, if it is this rank's first, and stops every peer.
+    /// Records a failure, if it is this rank's first, and stops every peer. A GPU does so at the
+    /// end of the kernel.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)] // the fields of a record
     pub fn fail(
@@ -533,41 +594,122 @@ impl WaitContext {
         blamed: u32,
         expected: u64,
         observed: u64,
-        elapsed_ns: u64,
+        elapsed: u64,
     ) {
-        let ctx = self.outlined();
-        ctx.record_failure(kind, wait, awaited, blamed, expected, observed, elapsed_ns);
+        self.note(Fault {
+            claim: 1,
+            kind: Fault::pair(kind as u32, awaited),
+            observed,
+            expected,
+            wait: Fault::pair(wait as u32, blamed),
+            elapsed,
+        });
     }
 
-    /// Does what [`WaitContext::fail`] does.
+    /// Reports a launch that does not enter. If another launch is in flight, records the failure.
+    /// Otherwise the communicator has failed and has a record, which is reported to the host.
+    #[inline(always)]
+    pub(crate) fn refuse(&self, is_busy: bool) {
+        self.outlined().record_refusal(is_busy);
+    }
+
     #[cold]
     #[inline(never)]
-    #[allow(clippy::too_many_arguments)] // the fields of a record
-    fn record_failure(
-        &self,
-        kind: FailureKind,
-        wait: WaitKind,
-        awaited: u32,
-        blamed: u32,
-        expected: u64,
-        observed: u64,
-        elapsed_ns: u64,
-    ) {
-        let (ranks, values) = ([awaited, blamed], [expected, observed]);
-        let progress = self.progress(blamed);
-        self.record(kind, wait, ranks, values, elapsed_ns, &progress);
+    fn record_refusal(&self, is_busy: bool) {
+        if !is_busy {
+            // Acquires the abort word, which covers the failure record.
+            self.report_abort();
+            return;
+        }
+        self.conclude(Fault {
+            claim: 1,
+            kind: FailureKind::Overlap as u64,
+            observed: 1,
+            expected: 0,
+            wait: 0,
+            elapsed: 0,
+        });
     }
 
-    /// Does what [`WaitContext::fail`] does, with the progress of the blamed rank.
-    fn record(
-        &self,
-        kind: FailureKind,
-        wait: WaitKind,
-        [awaited, blamed]: [u32; 2],
-        [expected, observed]: [u64; 2],
-        elapsed_ns: u64,
-        progress: &Progress,
-    ) {
+    /// Makes the fault of the block the failure of the launch. Without one, and if no rank has
+    /// failed, records that the kernel stopped.
+    #[inline(always)]
+    pub(crate) fn report(&self, faults: Faults) {
+        self.outlined().record_fault(faults);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn record_fault(&self, faults: Faults) {
+        let kind_of = |fault: Fault| fault.kind as u32;
+        let fault = faults
+            .read()
+            .filter(|&fault| kind_of(fault) != ALREADY_FAILED);
+        let is_consequence = fault.is_none_or(|fault| kind_of(fault) == FailureKind::Abort as u32);
+        if is_consequence && self.report_abort() {
+            return;
+        }
+        self.conclude(fault.unwrap_or(Fault {
+            claim: 1,
+            kind: Fault::pair(FailureKind::User as u32, u32::MAX),
+            observed: 0,
+            expected: 0,
+            wait: 0,
+            elapsed: 0,
+        }));
+    }
+
+    /// Records a fault as the failure of the launch, if it is this rank's first, and stops every
+    /// peer.
+    #[inline(always)]
+    fn conclude(&self, fault: Fault) {
+        let ctx = self.outlined();
+        ctx.record(
+            fault.kind,
+            fault.wait,
+            fault.expected,
+            fault.observed,
+            fault.elapsed,
+        );
+    }
+
+    /// Does what [`WaitContext::conclude`] does, with the words of a fault.
+    #[cold]
+    #[inline(never)]
+    fn record(&self, kind: u64, wait: u64, expected: u64, observed: u64, elapsed: u64) {
+        let (kind, mut awaited) = (kind as u32, (kind >> 32) as u32);
+        let (mut wait, mut blamed) = (wait as u32, (wait >> 32) as u32);
+        if wait == 0 {
+            (wait, blamed) = (WaitKind::Launch as u32, self.comm.rank());
+            if kind == FailureKind::Overlap as u32 {
+                awaited = blamed;
+            }
+        }
+        if kind == FailureKind::Dead as u32 {
+            awaited = blamed;
+        }
+        // These waits are for this rank only.
+        let own = [
+            WaitKind::Tile,
+            WaitKind::Network,
+            WaitKind::Grid,
+            WaitKind::Counter,
+        ];
+        if kind == FailureKind::Timeout as u32 {
+            // On a GPU, other lanes of the block may have waited meanwhile, until their next nap.
+            blamed = match own.iter().any(|&own| own as u32 == wait) {
+                true => awaited,
+                false => self.least_progress(awaited),
+            };
+        }
+        let mut progress = self.progress(blamed);
+        if kind == FailureKind::Mismatch as u32
+            && self.mismatch() != Some(blamed)
+            && let Some((rank, call)) = self.recent_mismatch()
+            && rank == blamed
+        {
+            progress.call = call;
+        }
         let state = self.comm.own(0).cast::<CommState>();
         // SAFETY: the record is this rank's own; the claim makes this lane its only writer, and
         // readers look at it only after `state` is 2.
@@ -585,12 +727,12 @@ impl WaitContext {
                     .add(1)
                     .cast::<[u64; 15]>(),
                 [
-                    kind as u64,
+                    u64::from(kind),
                     self.sequence(),
                     self.call.0,
                     self.count,
                     u64::from(self.block),
-                    wait as u64,
+                    u64::from(wait),
                     u64::from(awaited),
                     u64::from(blamed),
                     sequence_of(progress.call, self.sequence()),
@@ -598,7 +740,7 @@ impl WaitContext {
                     progress.count,
                     expected,
                     observed,
-                    elapsed_ns,
+                    elapsed,
                     self.comm.constants().generation,
                 ],
             );
@@ -681,8 +823,9 @@ pub const fn sequence_of(call: u64, base: u64) -> u64 {
     base.wrapping_add_signed(distance)
 }
 
-/// Stops a communicator from outside of its kernels: this rank records a failure of kind `kind` and
-/// sets the abort word of every peer, if the communicator has not failed before.
+/// Stops a communicator from outside of its kernels, on a CPU: this rank records a failure of kind
+/// `kind` and sets the abort word of every peer, if the communicator has not failed before.
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub fn abort(comm: &Comm, kind: FailureKind) {
     let state = WaitContext::block_state(comm, 0);
     // SAFETY: the state lies in the workspace; its words are only accessed atomically.

@@ -1,12 +1,8 @@
-//! all_reduce and reduce.
+//! all_reduce by packets, in one shot: every rank sends its input to every rank, and reduces all
+//! streams. One hop; each rank sends P - 1 times the data. Protocol: [`fusewire_device::packet`].
 //!
-//! - **Packets, one shot:** every rank sends its input to every rank, and reduces all streams. One
-//!   hop; each rank sends P - 1 times the data. Protocol: [`fusewire_device::packet`].
-//! - **Signal, one shot:** every rank reads every rank's input. Protocol: rounds (`exchange`).
-//! - **Two shots:** rank r reduces shard r of all inputs and writes it to all outputs (for reduce,
-//!   only to the root's): 2 (P - 1) / P times the data. Protocol: rounds (`exchange`).
-//!
-//! All three reduce each element in rank order, so the results are equal bit for bit.
+//! Each element is reduced in rank order, as in [`crate::reduction`], so the results are equal bit
+//! for bit.
 
 use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::element::{Average, Max, Ordered, Reduction, Sum};
@@ -14,8 +10,6 @@ use fusewire_device::mem::{self, Policy};
 use fusewire_device::packet::{PAIR_DATA, Prefetch, Slots};
 use fusewire_device::session::Session;
 use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, In, Machine, Out, kernel};
-
-use crate::reducer::reduction_kernel;
 
 /// Runs a one-shot all_reduce by packets. The output may be the input.
 ///
@@ -200,25 +194,3 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     }
     !block.any(failed)
 }
-
-/// Parameters of every kernel that reduces over rounds.
-pub type ReductionParams = AllReduceSignalParams;
-
-reduction_kernel!(
-    /// Runs a one-shot all_reduce (root 0xffff), or reduce to the call's root, by signal: each rank
-    /// with a result reads every rank's input.
-    all_reduce_signal,
-    all_reduce_signal_any,
-    any_params = AllReduceSignalParams,
-    one_shot
-);
-
-reduction_kernel!(
-    /// Runs a two-shot all_reduce (root 0xffff), or reduce to the call's root: rank r reduces shard
-    /// r.
-    reduce_shards,
-    reduce_shards_any,
-    params = AllReduceSignalParams,
-    any_params = AllReduceSignalParams,
-    shards
-);

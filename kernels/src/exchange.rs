@@ -284,10 +284,6 @@ pub(crate) struct Words {
 /// Work of an operation in a round. A trait instead of a closure: its method can be forced inline,
 /// so that it is compiled for the instruction set of the kernel's entry.
 pub(crate) trait Body<M: Machine> {
-    /// True if the body writes only memory of this rank that no peer reads before a later signal of
-    /// this rank.
-    const ONLY_READS_PEERS: bool = false;
-
     /// Moves one round's data. Called after every rank's words of the round have been acquired. All
     /// lanes together.
     fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round)
@@ -308,6 +304,13 @@ pub(crate) trait Body<M: Machine> {
     fn before(&self, session: &Session<M>, memory: &Memory, round: Round) -> Result<(), Aborted> {
         let _ = (session, memory, round);
         Ok(())
+    }
+
+    /// Returns false if the body writes only memory of this rank that no peer reads before a later
+    /// signal of this rank.
+    #[inline(always)]
+    fn writes_for_peers(&self) -> bool {
+        true
     }
 
     /// Called after every peer's done signal of the round has been acquired. All lanes together.
@@ -480,12 +483,8 @@ impl Memory {
                 session.abandon();
                 return Err(failure);
             }
-            if B::ONLY_READS_PEERS {
-                // SAFETY: the body has written nothing that a peer reads.
-                unsafe { session.done_reading()? };
-            } else {
-                session.done()?;
-            }
+            // SAFETY: the body says if it has written what a peer reads.
+            unsafe { session.done_after(body.writes_for_peers())? };
             if flags & TARGET_STAGED != 0 {
                 self.unstage(session, round, workspace.staging_out, policy);
             }
@@ -512,7 +511,7 @@ impl Memory {
                 // SAFETY: the part is within a row of the input; staging has room for a chunk of
                 // each row (both by `Memory::new`).
                 unsafe {
-                    bulk::copy(
+                    bulk::copy_staged(
                         block,
                         to.add((row * round.stride() + part.first) * size),
                         self.source.add((row * count + part.start()) * size),
@@ -546,7 +545,7 @@ impl Memory {
                 // SAFETY: the part is within a chunk of staging and within the output, which has a
                 // row if peers write it (both by `Memory::new`).
                 unsafe {
-                    bulk::copy(
+                    bulk::copy_staged(
                         block,
                         self.target.add(part.start() * size),
                         from.add(part.first * size),

@@ -6,8 +6,8 @@
 //!
 //! | module | kernels |
 //! |---|---|
-//! | [`all_reduce`] | one-shot by packets, one-shot by signal, two-shot and reduce |
-//! | [`reduce_scatter`] | reduce_scatter |
+//! | [`all_reduce`] | all_reduce by packets |
+//! | [`reduction`] | all_reduce and reduce in one shot or two, reduce_scatter |
 //! | [`movement`] | all_gather, broadcast, scatter, gather, all_to_all |
 //! | [`nvls`] | all_reduce, reduce_scatter, all_gather by multicast |
 //! | [`vector`] | all_gather_v, all_to_all_v with counts in device memory |
@@ -40,8 +40,8 @@ pub mod one_sided;
 pub mod overlap;
 pub mod point;
 pub mod quantize;
-pub mod reduce_scatter;
 mod reducer;
+pub mod reduction;
 pub mod vector;
 pub mod vocab;
 pub mod window;
@@ -51,19 +51,11 @@ pub mod window;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     all_reduce::ALL_REDUCE_PACKET_INSTANCES,
-    all_reduce::ALL_REDUCE_SIGNAL_INSTANCES,
-    all_reduce::ALL_REDUCE_SIGNAL_ANY_INSTANCES,
-    all_reduce::REDUCE_SHARDS_INSTANCES,
-    all_reduce::REDUCE_SHARDS_ANY_INSTANCES,
     barrier::BARRIER_INSTANCES,
     batch::BATCH_INSTANCES,
     fused::REDUCE_NORM_INSTANCES,
     fused::REDUCE_NORM_PACKET_INSTANCES,
-    movement::ALL_GATHER_INSTANCES,
-    movement::ALL_TO_ALL_INSTANCES,
-    movement::BROADCAST_INSTANCES,
-    movement::GATHER_INSTANCES,
-    movement::SCATTER_INSTANCES,
+    movement::MOVE_ROWS_INSTANCES,
     nvls::ALL_GATHER_NVLS_INSTANCES,
     nvls::ALL_REDUCE_NVLS_INSTANCES,
     nvls::REDUCE_SCATTER_NVLS_INSTANCES,
@@ -75,8 +67,10 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     point::SEND_INSTANCES,
     quantize::QUANTIZE_INSTANCES,
     quantize::SUM_ROWS_INSTANCES,
-    reduce_scatter::REDUCE_SCATTER_INSTANCES,
-    reduce_scatter::REDUCE_SCATTER_ANY_INSTANCES,
+    reduction::REDUCE_SHARDS_INSTANCES,
+    reduction::REDUCE_SHARDS_ANY_INSTANCES,
+    reduction::REDUCE_WHOLE_INSTANCES,
+    reduction::REDUCE_WHOLE_ANY_INSTANCES,
     vector::ALL_GATHER_V_INSTANCES,
     vector::ALL_TO_ALL_V_INSTANCES,
     vocab::VOCAB_INSTANCES,

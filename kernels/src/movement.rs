@@ -9,6 +9,7 @@
 //! output. Other ranks do not read the memory that a rank then writes. For all_to_all in place, the
 //! host passes no window address for the input, so the input is staged.
 
+use fusewire_device::call::Operation;
 use fusewire_device::comm::ring;
 use fusewire_device::mem::Policy;
 use fusewire_device::{Aborted, Group, In, Machine, Out, Session, kernel};
@@ -30,7 +31,10 @@ pub(crate) struct PullPlan {
 }
 
 impl<M: Machine> Body<M> for PullPlan {
-    const ONLY_READS_PEERS: bool = true;
+    #[inline(always)]
+    fn writes_for_peers(&self) -> bool {
+        false
+    }
 
     #[inline(always)]
     fn round(
@@ -55,82 +59,55 @@ impl<M: Machine> Body<M> for PullPlan {
     }
 }
 
-/// Parameters of every kernel of this module.
-pub type MovementParams = AllGatherParams;
+/// Parameters of every kernel that moves rows.
+pub type MovementParams = MoveRowsParams;
 
-/// Defines a kernel that pulls rows. From the rank, the number of ranks and the root, it computes
-/// `(rows of the input, rows of the output)` and `(first rank to pull from, number of ranks to pull
-/// from, row of their inputs)`.
-macro_rules! movement_kernel {
-    (
-        $(#[$doc:meta])* $name:ident, $(params = $params:path,)?
-        |$rank:ident, $ranks:ident, $root:ident| ($source_rows:expr, $target_rows:expr),
-        ($first:expr, $count:expr, $row:expr)
-    ) => {
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// `exchange` must have the window address of the input, and a chunk of each row must fit
-        /// staging. During the launch, nothing else may write the input or access the output.
-        #[kernel($(params = $params)?)]
-        pub unsafe fn $name(
-            session: &mut Session<impl Machine>,
-            source: In<u8>,
-            target: Out<u8>,
-            #[words(6)] exchange: Exchange,
-        ) -> Result<(), Aborted> {
-            let ($rank, $ranks) = (session.rank(), session.ranks());
-            let $root = session.call().root();
-            let _ = ($rank, $ranks, $root);
-            let layout = MemoryLayout {
-                source_rows: $source_rows,
-                target_rows: $target_rows,
-                ..exchange.layout(session.count(), exchange.size as usize)
-            };
-            let plan = PullPlan {
-                first: $first,
-                ranks: $count,
-                row: $row,
-                policy: exchange.policy(),
-            };
-            // SAFETY: the precondition of this function.
-            let memory = unsafe { Memory::new(session, source, target, layout)? };
-            memory.run(session, exchange.policy(), &plan)
-        }
+/// Runs the call, for rows of `count` units:
+///
+/// - all_gather: the row of rank r goes to row r of every rank's output;
+/// - broadcast: the root's row goes to every rank's output;
+/// - scatter: row r of the root's input goes to rank r's output;
+/// - gather: the row of rank r goes to row r of the root's output;
+/// - all_to_all: row r of rank p's input goes to row p of rank r's output.
+///
+/// # Safety
+/// `exchange` must have the window address of the input, and a chunk of each row must fit staging.
+/// During the launch, nothing else may write the input or access the output.
+#[kernel]
+pub unsafe fn move_rows(
+    session: &mut Session<impl Machine>,
+    source: In<u8>,
+    target: Out<u8>,
+    #[words(6)] exchange: Exchange,
+) -> Result<(), Aborted> {
+    let (rank, ranks, root) = (session.rank(), session.ranks(), session.call().root());
+    let at_root = |rows| if rank == root { rows } else { 0 };
+    // Rows of the input and of the output; first rank to pull from, number of ranks to pull from,
+    // and row of their inputs.
+    let is = |operation| session.call().is(operation);
+    let ([source_rows, target_rows], [first, ranks, row]) = if is(Operation::Broadcast) {
+        ([at_root(1), 1], [root, 1, 0])
+    } else if is(Operation::Scatter) {
+        ([at_root(ranks), 1], [root, 1, rank])
+    } else if is(Operation::Gather) {
+        ([1, at_root(ranks)], [rank, at_root(ranks), 0])
+    } else if is(Operation::AllToAll) {
+        ([ranks, ranks], [rank, ranks, rank])
+    } else {
+        ([1, ranks], [rank, ranks, 0])
     };
+    let layout = MemoryLayout {
+        source_rows,
+        target_rows,
+        ..exchange.layout(session.count(), exchange.size as usize)
+    };
+    let plan = PullPlan {
+        first,
+        ranks,
+        row,
+        policy: exchange.policy(),
+    };
+    // SAFETY: the precondition of this function.
+    let memory = unsafe { Memory::new(session, source, target, layout)? };
+    memory.run(session, exchange.policy(), &plan)
 }
-
-movement_kernel!(
-    /// Runs an all_gather: `count` units of rank r go to row r of every rank's output.
-    all_gather,
-    |rank, ranks, root| (1, ranks),
-    (rank, ranks, 0)
-);
-
-movement_kernel!(
-    /// Runs a broadcast: `count` units of the root go to every rank's output.
-    broadcast, params = AllGatherParams,
-    |rank, ranks, root| (u32::from(rank == root), 1),
-    (root, 1, 0)
-);
-
-movement_kernel!(
-    /// Runs a scatter: row r of the root's input, `count` units, goes to rank r's output.
-    scatter, params = AllGatherParams,
-    |rank, ranks, root| (if rank == root { ranks } else { 0 }, 1),
-    (root, 1, rank)
-);
-
-movement_kernel!(
-    /// Runs a gather: `count` units of rank r go to row r of the root's output.
-    gather, params = AllGatherParams,
-    |rank, ranks, root| (1, if rank == root { ranks } else { 0 }),
-    (rank, if rank == root { ranks } else { 0 }, 0)
-);
-
-movement_kernel!(
-    /// Runs an all_to_all: `count` units, row r of rank p's input, go to row p of rank r's output.
-    all_to_all, params = AllGatherParams,
-    |rank, ranks, root| (ranks, ranks),
-    (rank, ranks, rank)
-);

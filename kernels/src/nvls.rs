@@ -12,9 +12,9 @@
 //!   shard (row) r of every rank's output; the owner overwrites its input, and reads its output,
 //!   after the round;
 //! - **after having acquired** every peer's done signal of the round;
-//! - **released by** each peer after its last load and store by multicast and the alias fence after
-//!   them ([`multimem::fence`]). The fence before them follows the acquisition of every ready
-//!   signal.
+//! - **released by** each peer after its last load and store by multicast, the block's barrier, and
+//!   an alias fence in the lane that releases. Before them, each lane that has acquired a ready
+//!   signal executes an alias fence, then the block votes ([`Session::declare_multicast`]).
 //!
 //! In place: a lane loads 16 bytes before it stores them, and no other lane or rank accesses those
 //! bytes in the round.
@@ -310,8 +310,7 @@ unsafe fn reduce_vectors<M: Machine, T: Element<Acc: Number>, S: Sink>(
     }
 }
 
-/// Does what [`reduce_vectors`] does, between the two alias fences, for a combination that is known
-/// at run time.
+/// Does what [`reduce_vectors`] does, for a combination that is known at run time.
 ///
 /// # Safety
 /// As [`reduce_vectors`]; `combine` must be a result of [`multimem::combine`] for `T`.
@@ -324,7 +323,6 @@ unsafe fn reduce_switched<M: Machine, T: Element<Acc: Number>, S: Sink>(
     combine: Combine,
     divisor: u32,
 ) {
-    multimem::fence();
     // SAFETY: the preconditions are the same. Each combination has its own copy of the loop,
     // without a branch on the combination. The f32 kernels have no minimum and maximum.
     unsafe {
@@ -338,7 +336,6 @@ unsafe fn reduce_switched<M: Machine, T: Element<Acc: Number>, S: Sink>(
             _ => reduce_vectors::<M, T, S>(block, from, to, vectors, Combine::Add, divisor),
         }
     }
-    multimem::fence();
 }
 
 /// Reduces the head and the tail of a part by the ordinary path.
@@ -542,7 +539,6 @@ impl<M: Machine> Body<M> for AllGather {
         let split = Split::new(target.offset() as usize + row * size, part.len(), size);
         let from = from.wrapping_add(split.head * size);
         let to_byte = (row + split.head) * size;
-        multimem::fence();
         let step = block.size() as usize * BYTES;
         let end = split.vectors * BYTES;
         let policy = self.ordinary.policy;
@@ -563,7 +559,6 @@ impl<M: Machine> Body<M> for AllGather {
                 at += step;
             }
         }
-        multimem::fence();
         let mut piece = 0;
         while piece < 2 {
             let rest = split.piece(piece, part);
@@ -584,7 +579,7 @@ impl<M: Machine> Body<M> for AllGather {
 /// `exchange` must have the window addresses of the buffers, and a chunk of each row must fit
 /// staging. During the launch, nothing else may write the input or access the output.
 #[kernel(
-    params = crate::all_reduce::AllReduceSignalParams,
+    params = crate::reduction::ReductionParams,
     each(T: f32 = f32, f16 = F16, bf16 = Bf16)
 )]
 pub unsafe fn all_reduce_nvls<T: Element<Acc: Number>>(
@@ -593,6 +588,7 @@ pub unsafe fn all_reduce_nvls<T: Element<Acc: Number>>(
     target: Out<u8>,
     #[words(6)] exchange: Exchange,
 ) -> Result<(), Aborted> {
+    session.declare_multicast();
     let reducer = SwitchedReducer::<T>::of(session);
     let (layout, ordinary) = shards(session, reducer, &exchange);
     let bytes = layout.count * layout.size;
@@ -612,7 +608,7 @@ pub unsafe fn all_reduce_nvls<T: Element<Acc: Number>>(
 /// # Safety
 /// As [`all_reduce_nvls`].
 #[kernel(
-    params = crate::all_reduce::AllReduceSignalParams,
+    params = crate::reduction::ReductionParams,
     each(T: f32 = f32, f16 = F16, bf16 = Bf16)
 )]
 pub unsafe fn reduce_scatter_nvls<T: Element<Acc: Number>>(
@@ -621,6 +617,7 @@ pub unsafe fn reduce_scatter_nvls<T: Element<Acc: Number>>(
     target: Out<u8>,
     #[words(6)] exchange: Exchange,
 ) -> Result<(), Aborted> {
+    session.declare_multicast();
     let reducer = SwitchedReducer::<T>::of(session);
     let (layout, ordinary) = rows(session, reducer, &exchange);
     let bytes = layout.count * layout.size * session.ranks() as usize;
@@ -645,6 +642,7 @@ pub unsafe fn all_gather_nvls(
     target: Out<u8>,
     #[words(6)] exchange: Exchange,
 ) -> Result<(), Aborted> {
+    session.declare_multicast();
     let (rank, ranks) = (session.rank(), session.ranks());
     let layout = exchange.layout(session.count(), exchange.size as usize);
     let (target_at, size) = (layout.target_at, layout.size);

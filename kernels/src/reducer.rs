@@ -4,7 +4,7 @@
 use core::marker::PhantomData;
 
 use fusewire_device::bulk::{self, Range, Tables};
-use fusewire_device::call::Call;
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::element::{Reduction, WithReduction, dispatch};
 use fusewire_device::mem::Policy;
 use fusewire_device::session::{Aborted, Session};
@@ -111,9 +111,9 @@ impl Reducer for DynReducer {
 /// Value of the root that means every rank.
 pub(crate) const ALL: u32 = 0xffff;
 
-/// Reduces a row of every rank's input. If `SHARDS`, each rank reduces its shard of the row, and
-/// writes it to the output of the root or, if the root is [`ALL`], of every rank. Otherwise, each
-/// rank with a result reduces the whole row into its own output.
+/// Reduces a row of every rank's input. If `SHARDS` is true, each rank reduces its shard of the
+/// row, and writes it to the output of the root or, if the root is [`ALL`], of every rank.
+/// Otherwise, each rank with a result reduces the whole row into its own output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduce<R, const SHARDS: bool> {
     pub(crate) reducer: R,
@@ -124,7 +124,10 @@ pub(crate) struct Reduce<R, const SHARDS: bool> {
 }
 
 impl<M: Machine, R: Reducer, const SHARDS: bool> Body<M> for Reduce<R, SHARDS> {
-    const ONLY_READS_PEERS: bool = !SHARDS;
+    #[inline(always)]
+    fn writes_for_peers(&self) -> bool {
+        SHARDS
+    }
 
     #[inline(always)]
     fn round(
@@ -197,6 +200,21 @@ impl<R: Reducer, const SHARDS: bool> Reduce<R, SHARDS> {
     }
 }
 
+/// Returns the layout and the work of a call whose ranks reduce into their own outputs only:
+/// [`rows`] for a reduce_scatter, otherwise [`one_shot`].
+#[inline(always)]
+pub(crate) fn whole<M: Machine, R: Reducer>(
+    session: &Session<M>,
+    reducer: R,
+    exchange: &Exchange,
+) -> (MemoryLayout, Reduce<R, false>) {
+    if session.call().is(Operation::ReduceScatter) {
+        rows(session, reducer, exchange)
+    } else {
+        one_shot(session, reducer, exchange)
+    }
+}
+
 /// Returns the layout and the work of a reduction of one row in one shot: every rank, or the root,
 /// reduces all inputs.
 #[inline(always)]
@@ -261,69 +279,3 @@ fn reduce<R: Reducer, const SHARDS: bool>(
         root,
     }
 }
-
-/// Defines the kernels of a reduction: `$name`, compiled for the frequent types and reductions, and
-/// `$any`, which selects all others at run time.
-macro_rules! reduction_kernel {
-    (
-        $(#[$doc:meta])*
-        $name:ident, $any:ident, $(params = $params:path,)? any_params = $any_params:path,
-        $plan:ident
-    ) => {
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// `exchange` must have the window addresses of the buffers, and a chunk of each row must
-        /// fit staging. During the launch, nothing else may write the input or access the output.
-        #[fusewire_device::kernel(
-            $(params = $params,)?
-            each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16),
-            each(
-                O: sum = fusewire_device::element::Sum,
-                average = fusewire_device::element::Average,
-                max = fusewire_device::element::Max
-            )
-        )]
-        pub unsafe fn $name<
-            T: fusewire_device::Element,
-            O: fusewire_device::element::Reduction<T>,
-        >(
-            session: &mut fusewire_device::Session<impl fusewire_device::Machine>,
-            source: fusewire_device::In<u8>,
-            target: fusewire_device::Out<u8>,
-            #[words(6)] exchange: $crate::Exchange,
-        ) -> Result<(), fusewire_device::Aborted> {
-            let reducer = $crate::reducer::StaticReducer::<T, O>(core::marker::PhantomData);
-            let (layout, body) = $crate::reducer::$plan(session, reducer, &exchange);
-            // SAFETY: the precondition of this function.
-            let memory = unsafe { $crate::exchange::Memory::new(session, source, target, layout)? };
-            memory.run(session, exchange.policy(), &body)
-        }
-
-        /// Does what the kernel without `_any` in its name does, for the types and reductions for
-        /// which that kernel has no instance. They are selected at run time.
-        ///
-        /// # Safety
-        /// As for the kernel without `_any` in its name. The factor of `exchange`, if there is one,
-        /// must be an element of the call's type that is not written during the launch.
-        #[fusewire_device::kernel(params = $any_params)]
-        pub unsafe fn $any(
-            session: &mut fusewire_device::Session<impl fusewire_device::Machine>,
-            source: fusewire_device::In<u8>,
-            target: fusewire_device::Out<u8>,
-            #[words(6)] exchange: $crate::Exchange,
-        ) -> Result<(), fusewire_device::Aborted> {
-            let Some(reducer) = $crate::reducer::DynReducer::of(session.call()) else {
-                return session.settle(false);
-            };
-            // SAFETY: the precondition of this function.
-            let exchange = unsafe { exchange.with_factor(reducer.dtype()) };
-            let (layout, body) = $crate::reducer::$plan(session, reducer, &exchange);
-            // SAFETY: the precondition of this function.
-            let memory = unsafe { $crate::exchange::Memory::new(session, source, target, layout)? };
-            memory.run(session, exchange.policy(), &body)
-        }
-    };
-}
-
-pub(crate) use reduction_kernel;

@@ -202,7 +202,7 @@ impl Vector<'_> {
                     // SAFETY: `check` has compared the counts with the input; a chunk of each row
                     // fits staging by the precondition.
                     unsafe {
-                        bulk::copy(
+                        bulk::copy_staged(
                             block,
                             staging.add((row as usize * stride + first) * size),
                             from.add((offset + start + first) * size),

@@ -19,14 +19,10 @@ const INSTALL: &str = "pip install nvidia-cuda-nvdisasm, or a CUDA toolkit";
 const PAIRS: [(&str, &str, &str); 8] = [
     (
         "one shot, bf16",
-        "all_reduce_signal_bf16_sum",
+        "reduce_whole_bf16_sum",
         "one_stage_bf16_8",
     ),
-    (
-        "one shot, f32",
-        "all_reduce_signal_f32_sum",
-        "one_stage_f32_8",
-    ),
+    ("one shot, f32", "reduce_whole_f32_sum", "one_stage_f32_8"),
     (
         "two shots, bf16",
         "reduce_shards_bf16_sum",

@@ -43,6 +43,15 @@ pub fn await_dependency() {
     nvptx::await_dependency();
 }
 
+/// Orders accesses by multicast addresses with those by the ordinary addresses of the same bytes,
+/// if this lane is on the path of causality between them. See [`crate::multimem`]. Does nothing on
+/// machines without such addresses.
+#[inline(always)]
+pub(crate) fn alias_fence() {
+    #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+    nvptx::alias_fence();
+}
+
 /// Allows the launches that depend on this one to begin once every block has made this call. They
 /// wait for the end of this launch by [`await_dependency`].
 #[inline(always)]

@@ -21,6 +21,23 @@ pub(crate) fn match_any(value: u64, bits: u32) -> u64 {
     }
 }
 
+/// Returns the value of a binary16, which is exact. The PTX ISA does not say which NaN results from
+/// a NaN.
+#[inline(always)]
+pub(crate) fn half_to_f32(half: u16) -> f32 {
+    let value: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        core::arch::asm!(
+            "cvt.f32.f16 {value}, {half};",
+            value = out(reg32) value,
+            half = in(reg16) half,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    value
+}
+
 /// Rounds to binary16, ties to even. Values beyond the range become infinities. The PTX ISA does
 /// not say which NaN results from a NaN. GPUs return 0x7fff: on an H100, all 2^32 values have the
 /// bits of the function in `element/float.rs`.
@@ -63,6 +80,14 @@ pub(super) fn await_dependency() {
     // SAFETY: no operand; does nothing where the launch is not a dependent one. Memory is
     // clobbered: no access moves before it.
     unsafe { core::arch::asm!("griddepcontrol.wait;", options(nostack)) };
+}
+
+/// See [`super::alias_fence`].
+#[cfg(target_feature = "sm_90")]
+#[inline(always)]
+pub(super) fn alias_fence() {
+    // SAFETY: a fence has no precondition.
+    unsafe { core::arch::asm!("fence.proxy.alias;", options(nostack)) };
 }
 
 /// See [`super::allow_dependents`].

@@ -50,6 +50,27 @@ pub unsafe fn copy<G: Group>(group: G, to: *mut u8, from: *const u8, bytes: usiz
     }
 }
 
+/// Does what [`copy`] does. On NVIDIA, a kernel has one function for all calls: for copies to and
+/// from staging, which most launches skip.
+///
+/// # Safety
+/// As [`copy`].
+#[cfg_attr(any(target_arch = "nvptx64", target_arch = "amdgpu"), inline(never))]
+#[cfg_attr(
+    not(any(target_arch = "nvptx64", target_arch = "amdgpu")),
+    inline(always)
+)]
+pub unsafe fn copy_staged<G: Group>(
+    group: G,
+    to: *mut u8,
+    from: *const u8,
+    bytes: usize,
+    policy: Policy,
+) {
+    // SAFETY: the precondition of this function.
+    unsafe { copy(group, to, from, bytes, policy) };
+}
+
 /// Copies `bytes` bytes like [`copy`], while other accesses to the memory of the peer may race:
 /// that of the target of a put, or of the source of a get.
 ///

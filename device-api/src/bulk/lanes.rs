@@ -95,8 +95,8 @@ unsafe fn reduce_vectors<T: Element, O: Reduction<T>, const N: usize>(
             }
         }
     };
-    // Only three ranks are in flight for f16, because its conversion takes registers.
-    let narrow = T::DTYPE == DType::F16;
+    // On AMD, only three ranks are in flight for f16, because its conversion takes registers.
+    let narrow = T::DTYPE == DType::F16 && cfg!(not(target_arch = "nvptx64"));
     let mut rank = if ranks >= 4 && !narrow {
         let four = [load(0), load(1), load(2), load(3)];
         fold(0, four[0], true);

@@ -13,7 +13,7 @@ macro_rules! small {
         pub struct $name(pub $bits);
 
         impl $name {
-            /// Returns the exact value.
+            /// Returns the exact value; the payload of a NaN depends on the device.
             #[inline(always)]
             pub fn to_f32(self) -> f32 {
                 $to(self.0)
@@ -53,7 +53,7 @@ macro_rules! small {
 
 small!(
     /// IEEE binary16.
-    F16, u16, F16, half_to_f32, narrow_to_half
+    F16, u16, F16, widen_half, narrow_to_half
 );
 small!(
     /// bfloat16: the upper half of an f32.
@@ -67,6 +67,16 @@ small!(
     /// fp8 E5M2 (OCP): infinities kept; finite values beyond 57344 saturate.
     E5m2, u8, E5m2, e5m2_to_f32, e5m2_from_f32
 );
+
+/// Returns the value of a binary16, by one instruction where the machine has one. The payload of a
+/// NaN may differ.
+#[inline(always)]
+fn widen_half(half: u16) -> f32 {
+    #[cfg(target_arch = "nvptx64")]
+    return crate::arch::half_to_f32(half);
+    #[cfg(not(target_arch = "nvptx64"))]
+    half_to_f32(half)
+}
 
 /// Rounds to binary16, by one instruction where the machine has one with the same bits.
 #[inline(always)]
@@ -86,6 +96,7 @@ fn narrow_to_bf16(value: f32) -> u16 {
     bf16_from_f32(value)
 }
 
+#[cfg_attr(target_arch = "nvptx64", allow(dead_code))] // the definition of the instruction
 #[inline(always)]
 fn half_to_f32(half: u16) -> f32 {
     let bits = u32::from(half);
@@ -198,7 +209,7 @@ fn e4m3_from_f32(value: f32) -> u8 {
 
 #[inline(always)]
 fn e5m2_to_f32(bits: u8) -> f32 {
-    half_to_f32(u16::from(bits) << 8)
+    widen_half(u16::from(bits) << 8)
 }
 
 #[inline(always)]

@@ -52,8 +52,8 @@ impl Multicast {
     /// # Safety
     /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a
     /// multiple of 16; `T` and `combine` must be a result of [`super::combine`]. Nothing may write
-    /// the bytes meanwhile: every rank's ready signal has been acquired, and [`fence()`] called
-    /// since.
+    /// the bytes meanwhile: every rank's ready signal has been acquired, and
+    /// [`fence()`](super::fence) called since.
     #[inline(always)]
     pub unsafe fn load_reduce<T: Element<Acc: Number>>(
         self,
@@ -87,7 +87,7 @@ impl Multicast {
     ///
     /// # Safety
     /// As [`Multicast::load_reduce`]; nothing else may access the bytes until a done signal of this
-    /// rank that follows a [`fence()`].
+    /// rank that follows a [`fence()`](super::fence).
     #[inline(always)]
     pub unsafe fn store(self, byte: usize, value: [u64; 2]) {
         let mut rank = 0;
@@ -98,7 +98,3 @@ impl Multicast {
         }
     }
 }
-
-/// Does nothing: here every access is by the ordinary address.
-#[inline(always)]
-pub fn fence() {}

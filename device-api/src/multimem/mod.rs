@@ -14,7 +14,7 @@
 //! them are the signals of a round ([`crate::session`]), with one addition. A multicast address is
 //! a second *virtual* address of memory that other accesses reach by its ordinary address, and PTX
 //! orders accesses of one location by different addresses only if a proxy fence of kind *alias*
-//! lies on the path of causality between them. So every lane calls [`fence()`] after the ready
+//! lies on the path of causality between them. So a kernel calls [`fence()`] after the ready
 //! signals and before its first access by multicast, and again after its last one and before the
 //! done signals:
 //!
@@ -22,6 +22,10 @@
 //! a peer's plain store -> its ready -> this rank's acquire -> fence -> ld_reduce
 //! st -> fence -> this rank's done -> the peer's acquire -> its plain load
 //! ```
+//!
+//! Each lane can call it before and after its own accesses. The library's kernels do with less: the
+//! lanes that acquire and release the signals call it, because the path of every lane leads through
+//! them and a barrier of the block.
 //!
 //! # Bits
 //! The switch chooses the order of its additions, and returns a sum of f16 or bf16 rounded to that
@@ -39,15 +43,16 @@ mod nvptx;
 mod unsupported;
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
-pub use self::emulated::{Multicast, fence};
+pub use self::emulated::Multicast;
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
-pub use self::nvptx::{Multicast, fence};
+pub use self::nvptx::Multicast;
 #[cfg(any(
     target_arch = "amdgpu",
     all(target_arch = "nvptx64", not(target_feature = "sm_90"))
 ))]
-pub use self::unsupported::{Multicast, fence};
+pub use self::unsupported::Multicast;
 
+use crate::arch;
 use crate::element::{DType, Element, ReductionCode};
 use crate::group::Machine;
 use crate::session::Session;
@@ -55,6 +60,14 @@ use crate::window::Window;
 
 /// Bytes of one access.
 pub const BYTES: usize = 16;
+
+/// Orders accesses by multicast addresses with those by the ordinary addresses of the same bytes,
+/// if this lane is on the path of causality between them: see [the module](self). Does nothing on
+/// machines where all accesses are by ordinary addresses.
+#[inline(always)]
+pub fn fence() {
+    arch::alias_fence();
+}
 
 /// Combination of the ranks' elements by a load through a multicast address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

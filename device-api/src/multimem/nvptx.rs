@@ -74,8 +74,8 @@ impl Multicast {
     /// # Safety
     /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a
     /// multiple of 16; `T` and `combine` must be a result of [`super::combine`]. Nothing may write
-    /// the bytes meanwhile: every rank's ready signal has been acquired, and [`fence()`] called
-    /// since.
+    /// the bytes meanwhile: every rank's ready signal has been acquired, and
+    /// [`fence()`](super::fence) called since.
     #[inline(always)]
     pub unsafe fn load_reduce<T: Element<Acc: Number>>(
         self,
@@ -101,7 +101,7 @@ impl Multicast {
     ///
     /// # Safety
     /// As [`Multicast::load_reduce`]; nothing else may access the bytes until a done signal of this
-    /// rank that follows a [`fence()`].
+    /// rank that follows a [`fence()`](super::fence).
     #[inline(always)]
     pub unsafe fn store(self, byte: usize, value: [u64; 2]) {
         // SAFETY: the precondition makes the store valid. The type of the instruction does not
@@ -119,12 +119,4 @@ impl Multicast {
             );
         }
     }
-}
-
-/// Orders this lane's accesses by multicast addresses with those by the ordinary addresses of the
-/// same bytes, on the path of causality that it lies on. See [`crate::multimem`].
-#[inline(always)]
-pub fn fence() {
-    // SAFETY: a fence has no precondition.
-    unsafe { asm!("fence.proxy.alias;", options(nostack)) };
 }

@@ -43,7 +43,3 @@ impl Multicast {
         match self {}
     }
 }
-
-/// Does nothing: every access is by the ordinary address.
-#[inline(always)]
-pub fn fence() {}

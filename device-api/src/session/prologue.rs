@@ -25,10 +25,10 @@ use core::mem::offset_of;
 use crate::comm::Comm;
 use crate::faults::Faults;
 use crate::group::{Block, Group, Machine};
-use crate::layout::{BLOCKS_AT, BlockState, CONSTANTS_AT, CommConst, CommState, FailureKind, LINE};
+use crate::layout::{BLOCKS_AT, BlockState, CONSTANTS_AT, CommConst, CommState, LINE};
 use crate::mem::{self, Order, Scope};
 use crate::shared_cache;
-use crate::wait::{BOUNDED, WaitContext, WaitKind};
+use crate::wait::{BOUNDED, WaitContext};
 
 /// Maximum number of times that a launch reads its epochs again. The stores of the launch before
 /// become visible within a memory round trip or two; more tries mean that the state is damaged.
@@ -58,20 +58,6 @@ enum Refusal {
     Busy = 1,
     /// The communicator has failed.
     Aborted = 2,
-}
-
-impl Refusal {
-    /// Records an overlap with a launch in flight. A failed communicator already has a record.
-    #[inline(always)]
-    fn report(self, mut ctx: WaitContext, sequence: u64) {
-        if self == Self::Aborted {
-            return;
-        }
-        ctx.set_sequence(sequence);
-        let rank = ctx.comm.rank();
-        let (kind, busy) = (FailureKind::Overlap, self as u64);
-        ctx.fail(kind, WaitKind::Launch, rank, rank, 0, busy, 0);
-    }
 }
 
 /// The words that a block accesses when it enters.
@@ -146,10 +132,11 @@ impl Prologue {
         collective: u64,
     ) -> Option<(WaitContext, Epochs)> {
         if M::LANES == 1 {
-            let (mut epochs, refusal) = self.take(ctx);
+            let (mut epochs, refusal) = self.take();
             epochs.sequence += collective;
             if let Some(refusal) = refusal {
-                refusal.report(ctx, epochs.sequence);
+                ctx.set_sequence(epochs.sequence);
+                ctx.refuse(refusal == Refusal::Busy);
                 return None;
             }
             ctx.set_sequence(epochs.sequence);
@@ -183,12 +170,17 @@ impl Prologue {
         }
         if block.is_leader() {
             Faults::new(block).clear();
-            let (epochs, refusal) = self.take(ctx);
+            let (epochs, refusal) = self.take();
             let refusal = refusal.map_or(0, |refusal| refusal as u64);
             // SAFETY: as above.
             unsafe {
                 (&raw mut (*cache).refused).write(refusal);
-                (&raw mut (*cache).sequence).write(epochs.sequence + collective);
+                let context = WaitContext {
+                    comm,
+                    sequence: epochs.sequence + collective,
+                    ..ctx
+                };
+                (&raw mut (*cache).context).write(context);
                 (&raw mut (*cache).rounds).write(epochs.rounds);
                 (&raw mut (*cache).packet_epoch).write(epochs.packet_epoch);
                 (&raw mut (*cache).state).write(self.state as u64);
@@ -200,17 +192,18 @@ impl Prologue {
             (
                 (&raw const (*cache).refused).read(),
                 Epochs {
-                    sequence: (&raw const (*cache).sequence).read(),
+                    sequence: (&raw const (*cache).context.sequence).read(),
                     rounds: (&raw const (*cache).rounds).read(),
                     packet_epoch: (&raw const (*cache).packet_epoch).read(),
                 },
             )
         };
         if refused != 0 {
-            if block.is_leader() && refused == Refusal::Busy as u64 {
+            if block.is_leader() {
                 // Uses the copied constants, as all code after the prologue does.
                 ctx.comm = comm;
-                Refusal::Busy.report(ctx, epochs.sequence);
+                ctx.set_sequence(epochs.sequence);
+                ctx.refuse(refused == Refusal::Busy as u64);
             }
             block.sync();
             return None;
@@ -242,7 +235,7 @@ impl Prologue {
 
     /// One lane takes the busy word. Returns the epochs before the launch.
     #[inline(always)]
-    fn take(self, ctx: WaitContext) -> (Epochs, Option<Refusal>) {
+    fn take(self) -> (Epochs, Option<Refusal>) {
         if !BOUNDED {
             return (self.epochs(), None);
         }
@@ -273,8 +266,6 @@ impl Prologue {
             tries += 1;
         }
         if aborted != 0 {
-            // Acquires the abort word, which covers the failure record, and reports it to the host.
-            ctx.aborted();
             if idle {
                 // SAFETY: as above; no launch enters a communicator that has failed.
                 unsafe {

@@ -134,7 +134,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
             // SAFETY: the part is within the norm's rows, which the output has, and within a chunk,
             // for which staging has room (both by `Norm::new`).
             unsafe {
-                bulk::copy(
+                bulk::copy_staged(
                     block,
                     to.wrapping_add(part.start() * bytes),
                     staging.wrapping_add(from + part.first() * bytes),

@@ -85,12 +85,12 @@ impl Kernel {
             }
         }
         if self == Self::Leaves && session.comm().rank() == 1 {
-            session.end();
+            session.end(Ok(()));
             return;
         }
         if matches!(self, Self::Correct | Self::NoReady | Self::Leaves) && session.done().is_err() {
             return;
         }
-        session.end();
+        session.end(Ok(()));
     }
 }

@@ -9,7 +9,7 @@ use fusewire_device::element::{ReductionCode, Sum};
 use fusewire_device::layout::LaunchHeader;
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::{Block, DType, Machine};
-use fusewire_kernels::all_reduce::{AllReducePacketParams, ReductionParams};
+use fusewire_kernels::all_reduce::AllReducePacketParams;
 use fusewire_kernels::barrier::BarrierParams;
 use fusewire_kernels::batch::{BatchOp, BatchParams};
 use fusewire_kernels::fused::{
@@ -19,10 +19,11 @@ use fusewire_kernels::movement::MovementParams;
 use fusewire_kernels::one_sided::RingPutParams;
 use fusewire_kernels::overlap::{AllGatherWithFlagsParams, ReduceScatterOnArrivalParams, Tiles};
 use fusewire_kernels::point::{RecvParams, SendParams};
+use fusewire_kernels::reduction::ReductionParams;
 use fusewire_kernels::vector::{AllGatherVParams, AllToAllVParams};
 use fusewire_kernels::{
     ALIGNMENT, Exchange, all_reduce, barrier, batch, fused, movement, one_sided, overlap, point,
-    reduce_scatter, vector,
+    reduction, vector,
 };
 
 use crate::broken;
@@ -560,7 +561,7 @@ impl Step {
         let raw = |at: *mut u8, len: u64| RawBuffer { at, len };
         let source = raw(source.cast_mut(), user);
         let target = raw(target, user);
-        let reduction = ReductionParams {
+        let params = ReductionParams {
             header,
             source,
             target,
@@ -576,7 +577,7 @@ impl Step {
         };
         let exchange = Exchange {
             target_at: WindowAddr::NONE,
-            ..reduction.exchange
+            ..params.exchange
         };
         let movement = MovementParams {
             header,
@@ -601,15 +602,15 @@ impl Step {
                         target: raw(target.at, count),
                     },
                 ),
-                Op::Signal => all_reduce::all_reduce_signal_any__run(block, &reduction),
                 Op::SignalF32 => {
-                    all_reduce::all_reduce_signal__run::<f32, Sum, _>(block, &reduction);
+                    reduction::reduce_whole__run::<f32, Sum, _>(block, &params);
+                }
+                Op::Signal | Op::ReduceScatter => {
+                    reduction::reduce_whole_any__run(block, &params);
                 }
                 Op::TwoShot | Op::Reduce(_) => {
-                    all_reduce::reduce_shards_any__run(block, &reduction);
+                    reduction::reduce_shards_any__run(block, &params);
                 }
-                Op::ReduceScatter => reduce_scatter::reduce_scatter_any__run(block, &reduction),
-                Op::AllGather => movement::all_gather__run(block, &movement),
                 Op::GatherWithFlags => overlap::all_gather_with_flags__run(
                     block,
                     &AllGatherWithFlagsParams {
@@ -639,10 +640,11 @@ impl Step {
                         },
                     },
                 ),
-                Op::Broadcast(_) => movement::broadcast__run(block, &movement),
-                Op::Scatter(_) => movement::scatter__run(block, &movement),
-                Op::Gather(_) => movement::gather__run(block, &movement),
-                Op::AllToAll => movement::all_to_all__run(block, &movement),
+                Op::AllGather
+                | Op::Broadcast(_)
+                | Op::Scatter(_)
+                | Op::Gather(_)
+                | Op::AllToAll => movement::move_rows__run(block, &movement),
                 Op::AllGatherV => vector::all_gather_v__run(
                     block,
                     &AllGatherVParams {

@@ -183,7 +183,7 @@ unsafe fn leaves_early(block: Block<impl Machine>, constants: *const CommConst, 
         return;
     }
     block.sync();
-    session.end();
+    session.end(Ok(()));
 }
 
 #[test]

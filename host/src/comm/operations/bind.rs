@@ -18,15 +18,12 @@ use fusewire_device::args::RawBuffer;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::native::Kernel;
 use fusewire_kernels::Exchange;
-use fusewire_kernels::all_reduce::{
-    AllReducePacketParams, ReductionParams, select_all_reduce_packet,
-};
+use fusewire_kernels::all_reduce::{AllReducePacketParams, select_all_reduce_packet};
 use fusewire_kernels::barrier::{BARRIER, BarrierParams};
-use fusewire_kernels::movement::{
-    ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, MovementParams, SCATTER,
-};
+use fusewire_kernels::movement::{MOVE_ROWS, MovementParams};
 use fusewire_kernels::nvls::ALL_GATHER_NVLS;
 use fusewire_kernels::point::{RECV, RecvParams, SEND, SendParams};
+use fusewire_kernels::reduction::ReductionParams;
 use fusewire_kernels::vector::{ALL_GATHER_V, ALL_TO_ALL_V, AllGatherVParams, AllToAllVParams};
 
 /// Minimum size in bytes of staged results that bypass the caches.
@@ -175,9 +172,9 @@ impl Communicator {
         let (dtype, reduce) = (operands.input.dtype, operands.reduce);
         let select: instances::Select = match (op, plan.algorithm) {
             (Op::ReduceScatter { .. }, Algorithm::Nvls) => instances::reduce_scatter_nvls,
-            (Op::ReduceScatter { .. }, _) => instances::reduce_scatter,
+            (Op::ReduceScatter { .. }, _) => instances::reduce_whole,
             (_, Algorithm::Nvls) => instances::all_reduce_nvls,
-            (_, Algorithm::Signal) => instances::all_reduce_signal,
+            (_, Algorithm::Signal) => instances::reduce_whole,
             _ => instances::reduce_shards,
         };
         // In place, one-shot kernels would overwrite the input before all peers have read it.
@@ -202,13 +199,9 @@ impl Communicator {
         let Planned {
             op, operands, plan, ..
         } = planned;
-        let kernel: &Kernel<MovementParams> = match op {
-            Op::Broadcast { .. } => &BROADCAST,
-            Op::Scatter { .. } => &SCATTER,
-            Op::Gather { .. } => &GATHER,
-            Op::AllToAll { .. } => &ALL_TO_ALL,
-            _ if plan.algorithm == Algorithm::Nvls => &ALL_GATHER_NVLS,
-            _ => &ALL_GATHER,
+        let kernel: &Kernel<MovementParams> = match plan.algorithm {
+            Algorithm::Nvls => &ALL_GATHER_NVLS,
+            _ => &MOVE_ROWS,
         };
         // In place, a row would be overwritten before its peer has read it.
         let staged = matches!(op, Op::AllToAll { .. }) && operands.is_in_place();

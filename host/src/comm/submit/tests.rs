@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::thread;
 
 use fusewire_device::args::RawBuffer;
-use fusewire_kernels::all_reduce::{AllReducePacketParams, ReductionParams};
+use fusewire_kernels::all_reduce::AllReducePacketParams;
 use fusewire_kernels::fused::ReduceNormParams;
 use fusewire_kernels::overlap::{AllGatherWithFlagsParams, ReduceScatterOnArrivalParams};
+use fusewire_kernels::reduction::ReductionParams;
 use fusewire_kernels::vector::AllToAllVParams;
 use fusewire_kernels::vocab::VocabParams;
 
