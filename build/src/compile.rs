@@ -298,7 +298,7 @@ pub(crate) fn assemble_lines(
 }
 
 /// Generates assembly for the IR or bitcode `input`. For AMD, inserts the waits that LLVM omits.
-/// For NVIDIA, forbids ptxas to unroll loops.
+/// For NVIDIA, inserts pragmas that keep ptxas from unrolling loops.
 fn llc(
     toolchain: &Toolchain,
     target: Target,

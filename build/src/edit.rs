@@ -1,12 +1,12 @@
 //! Edits the text of linked IR to set attributes that rustc cannot set: launch bounds of kernels,
-//! and inlining of all other functions.
+//! inlining of other functions, and no jump tables.
 //!
 //! A call costs registers in the caller's hot path, so functions are inlined. There are two
 //! exceptions:
 //!
 //! - On NVIDIA, a function with `#[inline(never)]` stays a function. `ptxas` assigns registers
-//!   across calls, so such a function costs a caller only the registers that it uses itself, and
-//!   the code of failures is compiled once. On AMD, a call would need a stack.
+//!   across calls, so such a function costs the caller only as many registers as the function
+//!   uses, and the code of failures is compiled once. On AMD, a call would need a stack.
 //! - Panic functions, because the verifier must see calls to them.
 
 use core::fmt::Write as _;
@@ -91,7 +91,8 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u3
             } else if !outlined && !attributes.contains("alwaysinline") {
                 attributes.push_str(" alwaysinline");
             }
-            // A table of constants would be in global memory, a round trip away.
+            // Keeps opt from making tables of constants, which cost a trip to global memory. Tables
+            // that rustc has made remain.
             attributes.push_str(" \"no-jump-tables\"=\"true\"");
             let _ = writeln!(added, "attributes #{next} = {{ {} }}", attributes.trim());
             next += 1;

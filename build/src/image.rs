@@ -31,7 +31,7 @@ pub struct Image {
     pub allow: Vec<Exemption>,
     /// Name patterns of the kernels that use multicast.
     pub multicast: Vec<String>,
-    /// Limits of the size of kernels.
+    /// Limits on the size of kernels.
     pub budgets: Vec<Budget>,
     /// The files that a driver loads.
     pub files: Vec<ImageFile>,
@@ -118,7 +118,7 @@ impl Image {
         })
     }
 
-    /// Takes the settings of the verifier from those of a crate.
+    /// Copies the verifier's settings from those of a crate.
     pub fn configure(&mut self, settings: &Settings) {
         self.allow.clone_from(&settings.allow);
         self.multicast.clone_from(&settings.multicast);

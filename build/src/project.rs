@@ -78,7 +78,7 @@ pub struct Settings {
     /// kernel may use multicast.
     #[serde(default)]
     pub multicast: Vec<String>,
-    /// Limits of the size of kernels. If there are any, each kernel needs one.
+    /// Limits on the size of kernels. If there are any, each kernel needs one.
     #[serde(default)]
     pub budget: Vec<Budget>,
     /// IR files to link with the images of this crate and of crates that depend on it.
@@ -101,7 +101,7 @@ pub struct Threads {
     pub reason: String,
 }
 
-/// Limits of the size of the kernels that match a pattern. The first one that matches counts.
+/// Limits on the size of the kernels that match a pattern. The first one that matches applies.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Budget {

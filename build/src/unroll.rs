@@ -2,8 +2,8 @@
 //!
 //! `ptxas` unrolls every loop that it can, those of failure handling included, which multiplies the
 //! size of a kernel and the time that a driver takes to compile it. The kernels batch their loads
-//! in the source, so unrolling gains nothing. PTX forbids it by a pragma in the block that begins
-//! with the label of the loop.
+//! in the source, so they do not rely on unrolling. The pragma `nounroll` in the block that begins
+//! with the label of a loop disables it for that loop.
 
 use std::collections::{HashMap, HashSet};
 

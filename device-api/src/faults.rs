@@ -1,4 +1,4 @@
-//! Errors that a lane finds by itself.
+//! Faults of a block: errors that lanes find and, on a GPU, failed waits.
 //!
 //! A lane must not return from a kernel alone, and kernels do not trap. A lane therefore records an
 //! error, such as an index out of range, in the block's [`Fault`], and the next vote of the block
@@ -61,7 +61,7 @@ impl Faults {
     pub(crate) fn is_pending(self) -> bool {
         let fault = self.fault();
         // SAFETY: the block's own memory; lanes that are threads access the word atomically. On a
-        // GPU, the volatile load sees the store of another lane soon, as stalled waits need.
+        // GPU, the volatile load eventually sees another lane's store, which stalled waits rely on.
         unsafe {
             let claim = &raw mut (*fault).claim;
             #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]

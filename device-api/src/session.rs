@@ -730,8 +730,8 @@ impl<M: Machine> Session<M> {
         // barrier the epochs may advance.
         if self.any_failed(closed.is_err()) {
             self.report();
-            // What the other lanes do now, such as the author's code for failures, follows the
-            // record.
+            // The record precedes all later code of the other lanes, such as the author's handling
+            // of failures.
             self.block.sync();
             return Err(Aborted(()));
         }
@@ -748,8 +748,8 @@ impl<M: Machine> Session<M> {
         }
     }
 
-    /// Leaves the communicator with the kernel's result: the block's epochs advance, or the failure
-    /// is recorded. The last call of a kernel that has begun its session itself. All lanes
+    /// Ends the session with the kernel's result: advances the block's epochs, or records the
+    /// failure. The last call of a kernel that has begun its session itself. All lanes
     /// together.
     #[inline(always)]
     pub fn end(self, outcome: Result<(), Aborted>) {

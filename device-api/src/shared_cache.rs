@@ -1,8 +1,8 @@
 //! The session's record in a block's shared memory.
 //!
-//! In a block of several lanes, the lanes write the epochs and constants when a launch enters its
-//! communicator, and read them after the barrier that ends the prologue. The epochs and constants
-//! do not change during the session. A block of one lane uses only the [`Fault`].
+//! In a block of several lanes, the lanes write the context, epochs and constants when a launch
+//! enters its communicator, and read them after the barrier that ends the prologue. These do not
+//! change during the session. A block of one lane uses only the [`Fault`].
 
 use crate::arch::{MAX_WARPS, RESERVED_BYTES, SHARED_BYTES};
 use crate::context::WaitContext;
@@ -11,8 +11,8 @@ use crate::layout::{CommConst, SIGNAL_WORDS};
 /// Number of ranks whose words of a round are copied to shared memory.
 pub(crate) const WORDS_OF: u32 = 16;
 
-/// The first error that a lane of the block found by itself, such as an index out of range. The
-/// next vote of the block reports it on all lanes.
+/// The first fault of a block: an error of a lane, such as an index out of range, or, on a GPU, a
+/// failed wait. The next vote of the block fails on all lanes.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Fault {
@@ -48,8 +48,8 @@ pub(crate) struct SharedCache {
     pub(crate) fault: Fault,
     /// 0 where the launch is admitted, otherwise the prologue's `Refusal`.
     pub(crate) refused: u64,
-    /// Bounds of the launch's waits, with the sequence number of the launch. Functions that are not
-    /// inlined take their address.
+    /// Context of the launch's waits, with the sequence number of the launch. Functions that are
+    /// not inlined take its address.
     pub(crate) context: WaitContext,
     /// Signal rounds before the launch.
     pub(crate) rounds: u64,

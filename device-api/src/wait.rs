@@ -3,7 +3,8 @@
 //! A wait polls. If it does not end soon, it yields the core, checks the abort word, compares
 //! progress with the peers after 50 microseconds (so that different operations are reported at
 //! once, not at the timeout), and fails at the timeout. The first failure on a rank claims that
-//! rank's [`FailureRecord`] and writes the abort word of every rank of the team. Hosts write the
+//! rank's [`FailureRecord`] and writes the abort word of every rank of the team; on a GPU, this
+//! happens at the end of the kernel. Hosts write the
 //! abort words of other teams, and keep a [`Mirror`] of each rank outside of the team.
 
 #[cfg(test)]
@@ -156,9 +157,9 @@ impl WaitContext {
         self.sequence = sequence;
     }
 
-    /// Returns the context for a call of a function that is not inlined: a copy on a CPU, that in
-    /// shared memory on a GPU. The address of the session's own context would keep the session out
-    /// of registers.
+    /// Returns the context for a call of a function that is not inlined: on a CPU a copy, on a GPU
+    /// the one in shared memory. The address of the session's own context would keep the session
+    /// out of registers.
     #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
     #[inline(always)]
     fn outlined(&self) -> Self {
@@ -170,13 +171,13 @@ impl WaitContext {
     #[inline(always)]
     fn outlined(&self) -> &Self {
         let cache = crate::shared_cache::at(arch::shared());
-        // SAFETY: the leader writes the context in the prologue, before the block's barrier. The
-        // block's lanes call this after the barrier, except the leader itself. Nothing writes it
-        // during the session.
+        // SAFETY: the leader writes the context before the barrier that ends the prologue. All
+        // lanes call this after that barrier, and nothing writes the context during the session.
         unsafe { &(*cache).context }
     }
 
-    /// Polls until `poll` returns a value. Returns `None` after a failure, which is then recorded.
+    /// Polls until `poll` returns a value. Returns `None` after a failure. On a GPU, the failure is
+    /// recorded at the end of the kernel.
     ///
     /// `poll` returns `Err(observed)` until the event has happened.
     #[inline(always)]
@@ -315,8 +316,8 @@ impl WaitContext {
             false if self.call.is_collective() => self.dead_contributor(),
             false => None,
         };
-        // The wait has polled since the rank was found dead, because the rank may have published
-        // before it ended.
+        // Fails only if the rank was already dead before the last poll. That poll has seen
+        // everything that the rank published before it ended.
         if let Some(dead) = dead
             && stall.found_dead()
         {
@@ -418,7 +419,8 @@ impl WaitContext {
         unsafe { mem::load_u64(&raw const (*state).abort, Order::Acquire, Scope::System) }
     }
 
-    /// Returns true if any rank has failed this communicator. The host then learns of it.
+    /// Returns true if any rank has failed this communicator. If so, stores the abort word where
+    /// the host reads it.
     #[inline(always)]
     fn report_abort(&self) -> bool {
         let word = self.abort_word();
@@ -688,7 +690,7 @@ impl WaitContext {
         if kind == FailureKind::Dead as u32 {
             awaited = blamed;
         }
-        // These waits are for this rank only.
+        // Only the awaited rank could have ended these waits.
         let own = [
             WaitKind::Tile,
             WaitKind::Network,
@@ -696,7 +698,7 @@ impl WaitContext {
             WaitKind::Counter,
         ];
         if kind == FailureKind::Timeout as u32 {
-            // On a GPU, other lanes of the block may have waited meanwhile, until their next nap.
+            // On a GPU this is later than the timeout: the other lanes had to leave their waits.
             blamed = match own.iter().any(|&own| own as u32 == wait) {
                 true => awaited,
                 false => self.least_progress(awaited),

@@ -483,7 +483,8 @@ impl Memory {
                 session.abandon();
                 return Err(failure);
             }
-            // SAFETY: the body says if it has written what a peer reads.
+            // SAFETY: `writes_for_peers` is false only for bodies that write nothing that a peer
+            // reads after this signal.
             unsafe { session.done_after(body.writes_for_peers())? };
             if flags & TARGET_STAGED != 0 {
                 self.unstage(session, round, workspace.staging_out, policy);

@@ -7,8 +7,8 @@
 //! | module | kernels |
 //! |---|---|
 //! | [`all_reduce`] | all_reduce by packets |
-//! | [`reduction`] | all_reduce and reduce in one shot or two, reduce_scatter |
-//! | [`movement`] | all_gather, broadcast, scatter, gather, all_to_all |
+//! | [`reduction`] | `reduce_whole`, `reduce_shards`: all_reduce, reduce, reduce_scatter |
+//! | [`movement`] | `move_rows`: all_gather, broadcast, scatter, gather, all_to_all |
 //! | [`nvls`] | all_reduce, reduce_scatter, all_gather by multicast |
 //! | [`vector`] | all_gather_v, all_to_all_v with counts in device memory |
 //! | [`point`] | send, recv |

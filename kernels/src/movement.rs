@@ -62,7 +62,7 @@ impl<M: Machine> Body<M> for PullPlan {
 /// Parameters of every kernel that moves rows.
 pub type MovementParams = MoveRowsParams;
 
-/// Runs the call, for rows of `count` units:
+/// Moves rows of `count` units as the call's operation requires:
 ///
 /// - all_gather: the row of rank r goes to row r of every rank's output;
 /// - broadcast: the root's row goes to every rank's output;

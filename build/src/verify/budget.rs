@@ -8,8 +8,9 @@ use crate::{Image, Vendor};
 pub(super) const BUDGET: &str = "budget";
 
 /// Finds kernels with more PTX instructions or registers than their crate's manifest states, and,
-/// if the manifest states any budget, kernels without one. Functions that are not inlined do not
-/// count: they handle failures. Grid forms have no budget, because only tests run them.
+/// if the manifest states any budget, kernels without one. Instructions of functions that are
+/// not inlined do not count, because no hot path contains them. Grid forms have no budget, because
+/// only tests run them.
 pub(super) fn budget(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     if image.target.vendor() != Vendor::Nvidia || image.budgets.is_empty() {

@@ -78,7 +78,8 @@ pub const RULES: &[Rule] = &[
         demand: "no barrier in divergent code or in a function that is not inlined, none \
                  predicated, none cloned",
         advice: "a lane may have returned before this barrier, or taken another branch: collect a \
-                 flag, then let block.any decide for all lanes",
+                 flag, then let block.any decide for all lanes; in a function with \
+                 #[inline(never)], remove the attribute",
         check: barriers::barriers,
     },
     Rule {

@@ -50,8 +50,8 @@ pub unsafe fn copy<G: Group>(group: G, to: *mut u8, from: *const u8, bytes: usiz
     }
 }
 
-/// Does what [`copy`] does. On NVIDIA, a kernel has one function for all calls: for copies to and
-/// from staging, which most launches skip.
+/// Does what [`copy`] does. On NVIDIA this is a function, so an image contains it once. Used for
+/// copies to and from staging, which most launches skip.
 ///
 /// # Safety
 /// As [`copy`].

@@ -96,7 +96,7 @@ fn narrow_to_bf16(value: f32) -> u16 {
     bf16_from_f32(value)
 }
 
-#[cfg_attr(target_arch = "nvptx64", allow(dead_code))] // the definition of the instruction
+#[cfg_attr(target_arch = "nvptx64", allow(dead_code))] // NVIDIA uses an instruction
 #[inline(always)]
 fn half_to_f32(half: u16) -> f32 {
     let bits = u32::from(half);
@@ -117,7 +117,7 @@ fn half_to_f32(half: u16) -> f32 {
     f32::from_bits(magnitude | sign)
 }
 
-#[cfg_attr(target_arch = "nvptx64", allow(dead_code))] // the definition of the instruction
+#[cfg_attr(target_arch = "nvptx64", allow(dead_code))] // NVIDIA uses an instruction
 #[inline(always)]
 fn half_from_f32(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -154,7 +154,7 @@ fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-#[cfg_attr(target_arch = "nvptx64", allow(dead_code))] // the definition of the instruction
+#[cfg_attr(target_arch = "nvptx64", allow(dead_code))] // NVIDIA uses an instruction
 #[inline(always)]
 fn bf16_from_f32(value: f32) -> u16 {
     let bits = value.to_bits();

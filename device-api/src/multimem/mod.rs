@@ -23,9 +23,9 @@
 //! st -> fence -> this rank's done -> the peer's acquire -> its plain load
 //! ```
 //!
-//! Each lane can call it before and after its own accesses. The library's kernels do with less: the
-//! lanes that acquire and release the signals call it, because the path of every lane leads through
-//! them and a barrier of the block.
+//! Each lane can call it before and after its own accesses. The library's kernels execute fewer
+//! fences: only the lanes that acquire and release the signals call it, because the path of every
+//! lane leads through them and a barrier of the block.
 //!
 //! # Bits
 //! The switch chooses the order of its additions, and returns a sum of f16 or bf16 rounded to that

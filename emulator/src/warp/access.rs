@@ -224,8 +224,8 @@ impl Warp {
                     space => {
                         let bytes = self.private(env.shared, lane, space, address, size)?;
                         let value = &value.to_le_bytes()[..size as usize];
-                        // No other thread sees a change of local memory, which includes the
-                        // arguments of functions.
+                        // No other thread sees local memory, which holds the arguments of
+                        // functions.
                         let is_shared = space == Space::Shared;
                         *env.progress += u64::from(is_shared && bytes != value);
                         bytes.copy_from_slice(value);

@@ -24,7 +24,7 @@ const GRID_FAMILIES: [&str; 8] = [
     "fused",
     "movement",
     "nvls",
-    "reduce_scatter",
+    "reduction",
     "vector",
     "vocab",
 ];
