@@ -475,9 +475,10 @@ impl WaitContext {
 
     /// Returns [`Progress::call`] of `rank`, a rank of the communicator.
     fn progress_call(&self, rank: u32) -> u64 {
-        // SAFETY: every workspace has a progress line for block 0; its words are accessed
-        // atomically.
-        unsafe { mem::load_u64(self.progress_line(rank), Order::Relaxed, Scope::System) }
+        // Acquires, because a loop over ranks ends by this value, and the verifier demands that
+        // such a load of an AMD image acquires. SAFETY: every workspace has a progress line for
+        // block 0; its words are accessed atomically.
+        unsafe { mem::load_u64(self.progress_line(rank), Order::Acquire, Scope::System) }
     }
 
     fn progress(&self, rank: u32) -> Progress {

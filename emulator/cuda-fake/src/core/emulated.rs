@@ -114,8 +114,11 @@ pub(crate) fn executed(kernel: &str) -> String {
         let entry = format!(".entry {kernel}(");
         let start = text.lines().position(|line| line.contains(&entry));
         if let (Some(start), Some(module)) = (start, module.upgrade()) {
+            // Lines of functions precede the entry.
             for (line, text) in module.executed(kernel) {
-                let _ = writeln!(lines, "{}\t{text}", i64::from(line) - 1 - start as i64);
+                if let Some(after) = (line as usize - 1).checked_sub(start) {
+                    let _ = writeln!(lines, "{after}\t{text}");
+                }
             }
         }
     }
