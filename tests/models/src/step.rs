@@ -677,7 +677,7 @@ impl Step {
                         hidden: HIDDEN as u64,
                         source_at: exchange.source_at,
                         kept_at: WindowAddr::NONE,
-                        out_at: reduction.exchange.target_at,
+                        out_at: params.exchange.target_at,
                         scales_at: WindowAddr::NONE,
                         stride: 0,
                         scratch: 0,
