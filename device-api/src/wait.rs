@@ -4,8 +4,8 @@
 //! progress with the peers after 50 microseconds (so that different operations are reported at
 //! once, not at the timeout), and fails at the timeout. The first failure on a rank claims that
 //! rank's [`FailureRecord`] and writes the abort word of every rank of the team; on a GPU, this
-//! happens at the end of the kernel. Hosts write the
-//! abort words of other teams, and keep a [`Mirror`] of each rank outside of the team.
+//! happens at the end of the kernel. Hosts write the abort words of other teams, and keep a
+//! [`Mirror`] of each rank outside of the team.
 
 #[cfg(test)]
 mod tests;
