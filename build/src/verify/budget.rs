@@ -37,3 +37,54 @@ pub(super) fn budget(image: &Image) -> Vec<Violation> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::Kernel;
+    use crate::project::Budget;
+    use crate::text::assembly::Resources;
+    use crate::text::ptx;
+
+    /// Returns the findings for a kernel of two instructions and 40 registers.
+    fn found(pattern: &str, instructions: usize, registers: Option<u32>) -> Vec<String> {
+        let text = ".visible .entry k()\n{\n\tmov.u32 %r1, 0;\n\tret;\n}\n";
+        let resources = Resources {
+            registers: 40,
+            ..Resources::default()
+        };
+        let image = Image {
+            target: crate::Target::Sm90,
+            functions: ptx::parse(text).expect("PTX"),
+            ir: Vec::new(),
+            assembly: String::new(),
+            kernels: vec![Kernel {
+                name: "k".to_owned(),
+                resources: Some(resources),
+            }],
+            host: None,
+            allow: Vec::new(),
+            multicast: Vec::new(),
+            budgets: vec![Budget {
+                kernel: pattern.to_owned(),
+                instructions,
+                registers,
+            }],
+            files: Vec::new(),
+            refused: None,
+        };
+        let found = budget(&image).into_iter();
+        found.map(|violation| violation.detail).collect()
+    }
+
+    #[test]
+    fn instructions_and_registers_are_limited() {
+        assert!(found("k", 2, Some(40)).is_empty());
+        assert_eq!(found("k", 1, None), ["2 PTX instructions; at most 1"]);
+        assert_eq!(found("k", 2, Some(39)), ["40 registers; at most 39"]);
+        assert_eq!(
+            found("other", 2, None),
+            ["the manifest states no budget for it"]
+        );
+    }
+}
