@@ -47,6 +47,8 @@ pub const PAIR_DATA: usize = 8;
 /// Offset from a ready line of the word that says that a stream has arrived by the network: the
 /// second one of the done line.
 const ARRIVED_AT: u64 = LINE + 8;
+/// Number of peers to which a lane sends a unit that it has read once.
+const PEERS_AT_ONCE: usize = 4;
 /// Epochs from one scrub of a part of the slots to the next.
 const SCRUB_PERIOD: u64 = 4096;
 /// Two-packet units that one scrub clears in each slot.
@@ -161,7 +163,7 @@ impl Slots {
         // SAFETY: `from` is readable for the stream by the precondition.
         unsafe {
             let prefetch = Prefetch::read(session.block(), from, self.bytes);
-            self.send(session, from, prefetch, 1);
+            self.send(session, from, prefetch, false);
         }
     }
 
@@ -178,17 +180,18 @@ impl Slots {
         prefetch: Prefetch,
     ) {
         // SAFETY: the precondition of this function.
-        unsafe { self.send(session, from, prefetch, 0) };
+        unsafe { self.send(session, from, prefetch, true) };
     }
 
-    /// Sends to the ranks from the one `nearest` positions after this one on.
+    /// Sends to all other ranks and, if `to_self` is true, at last to this one. A rank that has
+    /// received its own unit may therefore overwrite its elements: they are not read again.
     #[inline(always)]
     unsafe fn send<M: Machine>(
         &self,
         session: &mut Session<M>,
         from: *const u8,
         prefetch: Prefetch,
-        nearest: u32,
+        to_self: bool,
     ) {
         let block = session.block();
         let (me, ranks) = (session.comm().rank(), session.comm().size());
@@ -223,30 +226,37 @@ impl Slots {
             }
             return;
         }
-        // All lanes walk units; each unit goes to every peer while its data is in registers.
         let units = 1 + bytes.div_ceil(PAIR_DATA);
         let header = session.fingerprint() | (bytes as u64) << 32;
-        for unit in block.elements_of_block(units) {
-            let data = if unit == 0 {
-                header
-            } else if unit == block.rank() as usize {
-                prefetch.0
-            } else {
-                // SAFETY: the unit is within the stream, which is readable at `from`.
-                unsafe { read_pair(from, bytes, unit - 1) }
-            };
-            for step in nearest..ranks {
-                let peer = ring(me, step, ranks);
-                let to = self.departure(session.comm(), peer);
-                // SAFETY: the unit is within the stream, and `open` has checked that the stream
-                // fits the slot.
-                unsafe {
-                    mem::store_packets(
-                        to.add(unit * 16).cast::<u64>(),
-                        [self.pack(data as u32), self.pack((data >> 32) as u32)],
-                    );
+        // All lanes walk units, each of which goes to several peers while its data is in registers.
+        let steps = ranks + u32::from(to_self);
+        let mut step = 1;
+        while step < steps {
+            // Loads the addresses before the first store, so that they do not wait for each other.
+            let slots: [*mut u8; PEERS_AT_ONCE] = core::array::from_fn(|i| {
+                let step = (step + i as u32).min(steps - 1);
+                self.departure(session.comm(), ring(me, step, ranks))
+            });
+            for unit in block.elements_of_block(units) {
+                let data = if unit == 0 {
+                    header
+                } else if unit == block.rank() as usize {
+                    prefetch.0
+                } else {
+                    // SAFETY: the unit is within the stream, which is readable at `from`.
+                    unsafe { read_pair(from, bytes, unit - 1) }
+                };
+                let packets = [self.pack(data as u32), self.pack((data >> 32) as u32)];
+                for i in 0..PEERS_AT_ONCE {
+                    if step + (i as u32) < steps {
+                        let to = slots[i].wrapping_add(unit * 16).cast::<u64>();
+                        // SAFETY: the unit is within the stream, and `open` has checked that the
+                        // stream fits the slot.
+                        unsafe { mem::store_packets(to, packets) };
+                    }
                 }
             }
+            step += PEERS_AT_ONCE as u32;
         }
         if session.comm().is_split() {
             block.publish(Scope::System);

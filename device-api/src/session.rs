@@ -56,6 +56,9 @@ use crate::wait::{BOUNDED, WaitContext, WaitKind};
 
 use prologue::{Epochs, Prologue};
 
+#[doc(hidden)]
+pub use prologue::Approach;
+
 /// Proof that the launch has failed. The end of the kernel records the failure, unless it has been
 /// recorded. Only the library makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +140,19 @@ pub struct Session<M> {
 }
 
 impl<M: Machine> Session<M> {
+    /// Begins to enter the communicator: requests the words that [`Session::begin_from`] needs, so
+    /// that they are in flight while the kernel computes. All lanes of the block together.
+    ///
+    /// # Safety
+    /// As [`Session::begin`].
+    #[inline(always)]
+    #[doc(hidden)]
+    pub unsafe fn approach(block: Block<M>, constants: *const CommConst) -> Approach {
+        // SAFETY: the precondition of this function.
+        let comm = unsafe { Comm::new(constants) };
+        Prologue::new::<M>(constants, &comm, block.index()).approach(block)
+    }
+
     /// Enters the communicator: `None` if it has failed before, or if another launch of it is in
     /// flight (then a failure is recorded). All lanes of the block together.
     ///
@@ -146,6 +162,28 @@ impl<M: Machine> Session<M> {
     /// block has one session at a time, which ends by [`Session::end`].
     #[inline(always)]
     pub unsafe fn begin(
+        block: Block<M>,
+        constants: *const CommConst,
+        call: u64,
+        count: u64,
+        timeout_ns: u64,
+    ) -> Option<Self> {
+        // SAFETY: the precondition of this function.
+        unsafe {
+            let approach = Self::approach(block, constants);
+            Self::begin_from(approach, block, constants, call, count, timeout_ns)
+        }
+    }
+
+    /// Does what [`Session::begin`] does, after [`Session::approach`]. All lanes of the block
+    /// together.
+    ///
+    /// # Safety
+    /// As [`Session::begin`]; `approach` must be that of this launch, block and communicator.
+    #[inline(always)]
+    #[doc(hidden)]
+    pub unsafe fn begin_from(
+        approach: Approach,
         block: Block<M>,
         constants: *const CommConst,
         call: u64,
@@ -166,7 +204,7 @@ impl<M: Machine> Session<M> {
         };
         let prologue = Prologue::new::<M>(constants, &comm, block.index());
         // SAFETY: the precondition of this function; `comm` and `prologue` are of `constants`.
-        let (ctx, epochs) = unsafe { prologue.pass(block, constants, ctx, collective) }?;
+        let (ctx, epochs) = unsafe { prologue.pass(block, constants, ctx, collective, approach) }?;
         let comm = ctx.comm;
         if M::LANES == 1 {
             Faults::new(block).clear();
@@ -450,6 +488,14 @@ impl<M: Machine> Session<M> {
     #[inline(always)]
     pub fn settle(&self, ok: bool) -> Result<(), Aborted> {
         if ok { Ok(()) } else { Err(Aborted(())) }
+    }
+
+    /// Makes a failure of this lane that of the launch, at the end of the kernel, which votes. Any
+    /// lane by itself. Until then, the block goes on as if the lane had not failed.
+    #[inline(always)]
+    #[doc(hidden)]
+    pub fn fail_at_end(&mut self, outcome: Unvoted<()>) {
+        self.failed |= outcome.is_failed();
     }
 
     /// Records a failure of the kernel's author on this lane, as [`Session::ensure`] does. The next

@@ -309,7 +309,8 @@ impl WaitContext {
             stall.started = now;
             return stall.next(false, None);
         }
-        let elapsed = now.wrapping_sub(stall.started);
+        // Not below 0, in case the clock goes back.
+        let elapsed = now.saturating_sub(stall.started);
         let dead = match self.is_dead(needed) {
             true => Some(needed),
             // The awaited rank may be waiting for the dead one, or be late itself.

@@ -244,7 +244,9 @@ pub struct Options {
     /// Default: [`Algorithm::Auto`]. Agreed.
     pub algorithm: Algorithm,
     /// Size in bytes of the staging area for input. The area for output has the same size. A round
-    /// moves at most this many bytes. Default: 1 MiB. Agreed.
+    /// moves at most this many bytes. 0 selects the device's default: 1 MiB on a CPU, where the
+    /// data of a round stays in caches, and 8 MiB on a GPU, where each round costs about 10 us.
+    /// Agreed.
     pub staging_bytes: u64,
     /// Size of a packet slot in bytes. A rank has two slots per block and rank. If they exceed 256
     /// MiB together, the slots are made smaller. Default: 32 KiB. Agreed.
@@ -621,7 +623,7 @@ impl Default for Options {
             timeout: Duration::from_secs_f64(seconds.unwrap_or(600.0)),
             bootstrap_timeout: None,
             algorithm: Algorithm::Auto,
-            staging_bytes: 1 << 20,
+            staging_bytes: 0,
             packet_slot_bytes: 32 << 10,
             channel_slot_bytes: 64 << 10,
             channel_depth: 4,

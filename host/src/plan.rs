@@ -140,10 +140,10 @@ const OVERSUBSCRIBED_PACKET_BYTES: u64 = 4 << 10;
 /// packets. Larger calls use two-shot, which works in place without staging.
 const ONE_SHOT_BYTES: u64 = 4 << 10;
 
-/// Maximum size in bytes of all_reduce by packets on 8 GPUs. The limit is four times as high for 4
-/// GPUs, and 16 times for 2. Not measured over NVLink: a packet has twice the bytes of its data,
-/// which cost as much as the two signals of the other algorithms from this size on.
-const GPU_PACKET_BYTES: u64 = 32 << 10;
+/// Maximum size in bytes of all_reduce by packets on 8 GPUs. The limit is twice as high for 4 GPUs,
+/// and eight times for 2. Not measured over NVLink: a packet has twice the bytes of its data, which
+/// cost as much as the two signals of the other algorithms from this size on.
+const GPU_PACKET_BYTES: u64 = 64 << 10;
 
 /// Maximum size in bytes of one-shot all_reduce on 8 GPUs. The limit is twice as high for 4 GPUs
 /// and four times as high for 2. Not measured: taken from vLLM's thresholds.
@@ -183,8 +183,8 @@ impl Machine {
         match self {
             // A round of requests costs more than packets of any size.
             Self { split: true, .. } => u64::MAX,
-            Self { gpu: true, .. } if ranks <= 2 => 16 * GPU_PACKET_BYTES,
-            Self { gpu: true, .. } if ranks <= 4 => 4 * GPU_PACKET_BYTES,
+            Self { gpu: true, .. } if ranks <= 2 => 8 * GPU_PACKET_BYTES,
+            Self { gpu: true, .. } if ranks <= 4 => 2 * GPU_PACKET_BYTES,
             Self { gpu: true, .. } => GPU_PACKET_BYTES,
             Self {
                 oversubscribed: true,
@@ -426,6 +426,8 @@ fn norm(agreed: &Agreed<'_>, rows: u64, bytes: u64, hidden: usize, row_bytes: us
         Algorithm::TwoShot => Algorithm::TwoShot,
         _ if packets && bytes <= machine.packet_bytes(ranks) => Algorithm::Packet,
         _ if rows < u64::from(ranks) || bytes <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
+        // Between two ranks, two-shot moves as many bytes, and often through staging.
+        _ if machine.gpu && ranks <= 2 => Algorithm::Signal,
         _ => Algorithm::TwoShot,
     };
     let scratch = norm_scratch(options, ranks, hidden).saturating_add(32);
@@ -499,7 +501,7 @@ mod tests {
             (2, 512 << 10),
             (3, 128 << 10),
             (4, 128 << 10),
-            (8, 32 << 10),
+            (8, 64 << 10),
         ] {
             let algorithm = |bytes| on_gpus(ranks, bytes, &options).algorithm;
             assert_eq!(algorithm(limit), Algorithm::Packet, "{ranks} ranks");

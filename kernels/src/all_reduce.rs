@@ -8,7 +8,7 @@ use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::element::{Average, Max, Ordered, Reduction, Sum};
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::packet::{PAIR_DATA, Prefetch, Slots};
-use fusewire_device::session::Session;
+use fusewire_device::session::{Session, Unvoted};
 use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, In, Machine, Out, kernel};
 
 /// Runs a one-shot all_reduce by packets. The output may be the input.
@@ -24,14 +24,18 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     source: In<T>,
     target: Out<T>,
     // SAFETY: the entry's parameters describe the input, which the host keeps alive.
-    #[before(unsafe { prefetch_part::<_, T>(block, source, source_len) })] prefetch: Prefetch,
+    #[before(unsafe { Part::read::<_, T>(block, header_count, source, source_len) })] part: Part,
 ) -> Result<(), Aborted> {
     let count = session.count() as usize;
     let (source, target) = (
         source.require(session, count)?,
         target.require(session, count)?,
     );
-    let (first, bytes) = part::<_, T>(session.block(), session.count());
+    let Part {
+        first,
+        bytes,
+        prefetch,
+    } = part;
     let from = source.as_ptr().cast::<u8>().wrapping_add(first);
     let to = target.as_ptr().cast::<u8>().wrapping_add(first);
     let slots = Slots::open(session, bytes)?;
@@ -40,30 +44,44 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
         slots.send_to_each(session, from, prefetch);
         reduce_streams::<_, T, O>(session, &slots, from, to, bytes)
     };
-    session.settle(received)?;
+    // No lane uses what another one has received, so one vote suffices, at the end.
+    session.fail_at_end(received);
     slots.close(session);
     Ok(())
 }
 
-/// Returns the offset and the size, in bytes, of this block's part of `count` elements.
-#[inline(always)]
-fn part<M: Machine, T>(block: Block<M>, count: u64) -> (usize, usize) {
-    let (first, last) = block.slice(count as usize, crate::ALIGNMENT);
-    (first * size_of::<T>(), (last - first) * size_of::<T>())
+/// A block's part of the input.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Offset in bytes.
+    first: usize,
+    /// Size in bytes.
+    bytes: usize,
+    prefetch: Prefetch,
 }
 
-/// Prefetches this block's part of the input.
-///
-/// # Safety
-/// `source` must be readable for `count` elements.
-#[inline(always)]
-unsafe fn prefetch_part<M: Machine, T>(block: Block<M>, source: *mut u8, count: u64) -> Prefetch {
-    let (first, bytes) = part::<_, T>(block, count);
-    // SAFETY: the part is within the `count` elements.
-    unsafe { Prefetch::read(block, source.wrapping_add(first), bytes) }
+impl Part {
+    /// Returns this block's part of `count` elements, and prefetches it, unless the input of `len`
+    /// elements is too short; the kernel then records an error.
+    ///
+    /// # Safety
+    /// `source` must be readable for `len` elements.
+    #[inline(always)]
+    unsafe fn read<M: Machine, T>(block: Block<M>, count: u64, source: *mut u8, len: u64) -> Self {
+        let (start, end) = block.slice(count as usize, crate::ALIGNMENT);
+        let (first, bytes) = (start * size_of::<T>(), (end - start) * size_of::<T>());
+        let readable = if count <= len { bytes } else { 0 };
+        // SAFETY: the part is within the `count` elements, which the input has, or nothing is read.
+        let prefetch = unsafe { Prefetch::read(block, source.wrapping_add(first), readable) };
+        Self {
+            first,
+            bytes,
+            prefetch,
+        }
+    }
 }
 
-/// Reduces this rank's input with every peer's stream. Returns false after a failure.
+/// Reduces this rank's input with every peer's stream. Each lane returns its own outcome.
 ///
 /// # Safety
 /// `from` and `to` must be this block's part of the input and of the output: `bytes` bytes.
@@ -74,7 +92,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     from: *const u8,
     to: *mut u8,
     bytes: usize,
-) -> bool {
+) -> Unvoted<()> {
     let block = session.block();
     let (me, ranks) = (session.comm().rank(), session.comm().size());
     let size = size_of::<T>();
@@ -86,9 +104,10 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
             if rank == me {
                 tables.set_source(rank, from, 0);
             } else {
-                match slots.receive_stream(session, rank).ok() {
+                let arrived = slots.receive_stream(session, rank);
+                match arrived.ok() {
                     Some(at) => tables.set_source(rank, at, 0),
-                    None => return false,
+                    None => return arrived.map(|_| ()),
                 }
             }
             rank += 1;
@@ -102,16 +121,16 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         };
         // SAFETY: all streams have been acquired; `from` and `to` are valid (precondition).
         unsafe { bulk::reduce::<M, T, O>(block, tables, range) };
-        return true;
+        return Unvoted::new(());
     }
     // This rank also receives its own packets: in place, a lane overwrites elements of the input
     // only after it has received their packets.
-    let mut failed = false;
+    let mut outcome = Unvoted::new(());
     // This block must receive all headers before it ends, which keeps ranks within one epoch of
     // each other. The last lanes receive them, because they have no data if the part is short.
     let mut source = block.size() - 1 - block.rank();
-    while source < ranks && !failed {
-        failed = slots.receive_header(session, source).is_failed();
+    while source < ranks && !outcome.is_failed() {
+        outcome = slots.receive_header(session, source);
         source += block.size();
     }
     let fold = |acc: &mut [T::Acc; 4], rank: u32, data: u64| {
@@ -131,7 +150,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         let unit = 1 + pair;
         let mut acc = [T::Acc::ZERO; 4];
         let mut rank = 0;
-        while rank < ranks && !failed {
+        while rank < ranks && !outcome.is_failed() {
             // Keeps several loads in flight: one at a time, each would cost a memory latency.
             let last = ranks - 1;
             let peek = |i: u32| {
@@ -140,35 +159,46 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
                 let (data, there) = unsafe { slots.peek_pairs::<1>(session.comm(), rank, unit) };
                 (data[0], there)
             };
-            let four = [peek(0), peek(1), peek(2), peek(3)];
-            let next = if rank + 4 < ranks {
-                [peek(4), peek(5), peek(6), peek(7)]
-            } else {
-                [(0, false); 4]
-            };
-            if four[0].1 & four[1].1 & four[2].1 & four[3].1 {
-                fold(&mut acc, rank, four[0].0);
-                fold(&mut acc, rank + 1, four[1].0);
-                fold(&mut acc, rank + 2, four[2].0);
-                fold(&mut acc, rank + 3, four[3].0);
-                rank += 4;
-                if next[0].1 & next[1].1 & next[2].1 & next[3].1 {
-                    fold(&mut acc, rank, next[0].0);
-                    fold(&mut acc, rank + 1, next[1].0);
-                    fold(&mut acc, rank + 2, next[2].0);
-                    fold(&mut acc, rank + 3, next[3].0);
-                    rank += 4;
+            if ranks - rank < 4 {
+                let two = [peek(0), peek(1)];
+                if two[0].1 & two[1].1 {
+                    fold(&mut acc, rank, two[0].0);
+                    fold(&mut acc, rank + 1, two[1].0);
+                    rank += 2;
+                    continue;
                 }
-                continue;
+            } else {
+                let four = [peek(0), peek(1), peek(2), peek(3)];
+                let next = if rank + 4 < ranks {
+                    [peek(4), peek(5), peek(6), peek(7)]
+                } else {
+                    [(0, false); 4]
+                };
+                if four[0].1 & four[1].1 & four[2].1 & four[3].1 {
+                    fold(&mut acc, rank, four[0].0);
+                    fold(&mut acc, rank + 1, four[1].0);
+                    fold(&mut acc, rank + 2, four[2].0);
+                    fold(&mut acc, rank + 3, four[3].0);
+                    rank += 4;
+                    if next[0].1 & next[1].1 & next[2].1 & next[3].1 {
+                        fold(&mut acc, rank, next[0].0);
+                        fold(&mut acc, rank + 1, next[1].0);
+                        fold(&mut acc, rank + 2, next[2].0);
+                        fold(&mut acc, rank + 3, next[3].0);
+                        rank += 4;
+                    }
+                    continue;
+                }
             }
             // SAFETY: `rank < ranks`; `pair` is below the number of pairs of each stream.
-            match unsafe { slots.receive_pair(session, rank, unit) }.ok() {
+            let arrived = unsafe { slots.receive_pair(session, rank, unit) };
+            match arrived.ok() {
                 Some(data) => fold(&mut acc, rank, data),
-                None => failed = true,
+                None => outcome = arrived.map(|_| ()),
             }
             rank += 1;
         }
-        if failed {
+        if outcome.is_failed() {
             break;
         }
         let start = pair * PAIR_DATA;
@@ -192,5 +222,5 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
             }
         }
     }
-    !block.any(failed)
+    outcome
 }

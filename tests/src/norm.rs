@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use fusewire::{DType, ReduceOp};
 use half::{bf16, f16};
 
-use crate::oracle::{narrow, reduce, widen};
+use crate::oracle::{narrow, reduce, row_sum, widen};
 
 /// Format of a norm's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,20 +194,6 @@ fn round(dtype: DType, value: f32) -> f32 {
     }
 }
 
-/// Adds `values` in the documented order: 128 partial sums, then a tree.
-fn total(values: impl Iterator<Item = f32>) -> f32 {
-    let mut partial = [0f32; 128];
-    for (i, value) in values.enumerate() {
-        partial[i % 128] += value;
-    }
-    for width in [64, 32, 16, 8, 4, 2, 1] {
-        for j in 0..width {
-            partial[j] += partial[j + width];
-        }
-    }
-    partial[0]
-}
-
 /// Converts to E4M3 by a search for the nearest value. Ties round to the even code. Magnitudes
 /// above the largest value saturate.
 pub fn e4m3(value: f32) -> u8 {
@@ -289,11 +275,11 @@ pub fn expected(
     };
     for row in kept.chunks(hidden) {
         let mean = if form.layer {
-            total(row.iter().copied()) / hidden as f32
+            row_sum(row.iter().copied()) / hidden as f32
         } else {
             0.0
         };
-        let squares = total(row.iter().map(|value| (value - mean) * (value - mean)));
+        let squares = row_sum(row.iter().map(|value| (value - mean) * (value - mean)));
         let scale = 1.0 / (squares / hidden as f32 + epsilon).sqrt();
         let exact = exact_row(form, row, &weight, &bias, epsilon);
         out.exact.extend(exact);

@@ -5,7 +5,7 @@
 //! Inputs depend on rank, index and call, and the inputs of adjacent ranks nearly cancel. A
 //! missing, repeated, stale or reordered contribution therefore changes bits of the result.
 
-pub use fusewire::testing::reference::{fill, narrow, reduce, widen};
+pub use fusewire::testing::reference::{fill, narrow, reduce, row_sum, widen};
 use fusewire::{DType, Operation, ReduceOp};
 use half::{bf16, f16};
 
@@ -279,18 +279,8 @@ fn rms_norm(case: &Case, ranks: u32, rank: u32, call: u64) -> CallOutputs {
         .collect();
     let mut output = Vec::with_capacity(kept.len());
     for row in kept.chunks(hidden.max(1)) {
-        let mut partial = [0f32; 128];
-        for (i, value) in row.iter().enumerate() {
-            partial[i % 128] += value * value;
-        }
-        let mut width = 64;
-        while width > 0 {
-            for j in 0..width {
-                partial[j] += partial[j + width];
-            }
-            width /= 2;
-        }
-        let scale = 1.0 / (partial[0] / hidden as f32 + EPSILON).sqrt();
+        let squares = row_sum(row.iter().map(|value| value * value));
+        let scale = 1.0 / (squares / hidden as f32 + EPSILON).sqrt();
         output.extend(row.iter().zip(&weight).map(|(v, w)| v * scale * w));
     }
     CallOutputs {

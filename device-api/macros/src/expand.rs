@@ -385,9 +385,16 @@ impl Kernel<'_> {
                 #(#field_names: #field_types,)*
             ) #clause {
                 #wait
+                let header_approach = unsafe {
+                    ::fusewire_device::session::Session::approach(block, header_constants)
+                };
                 #(#before)*
                 let session = unsafe {
-                    ::fusewire_device::session::Session::begin(block, #(#names),*)
+                    ::fusewire_device::session::Session::begin_from(
+                        header_approach,
+                        block,
+                        #(#names),*
+                    )
                 };
                 let ::core::option::Option::Some(mut session) = session else {
                     #on_failure;

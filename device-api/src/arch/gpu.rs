@@ -9,7 +9,7 @@ pub use super::amdgcn::WARP;
 #[cfg(target_arch = "nvptx64")]
 pub use super::nvptx::WARP;
 #[cfg(target_arch = "nvptx64")]
-pub(crate) use super::nvptx::{bf16_from_f32, half_from_f32, half_to_f32, match_any};
+pub(crate) use super::nvptx::{bf16_from_f32, half_from_f32, half_to_f32, match_any, used_here};
 
 // Defined in the shim with these signatures. `safe`: their only precondition is convergence,
 // without which a kernel may hang, but accesses no invalid memory.

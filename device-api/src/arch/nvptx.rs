@@ -82,6 +82,23 @@ pub(super) fn await_dependency() {
     unsafe { core::arch::asm!("griddepcontrol.wait;", options(nostack)) };
 }
 
+/// Returns `value`, and hides from the compiler where it comes from: what is computed from it stays
+/// after this call. Without this, a test of a loaded value may move to the load, and wait for it.
+#[inline(always)]
+pub(crate) fn used_here(value: u64) -> u64 {
+    let same: u64;
+    // SAFETY: a copy of a register.
+    unsafe {
+        core::arch::asm!(
+            "mov.u64 {same}, {value};",
+            same = out(reg64) same,
+            value = in(reg64) value,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    same
+}
+
 /// See [`super::alias_fence`].
 #[cfg(target_feature = "sm_90")]
 #[inline(always)]

@@ -453,7 +453,7 @@ pub fn slice(count: usize, alignment: usize, index: usize, parts: usize) -> (usi
     if parts <= 1 {
         return (0, count);
     }
-    let per = count.div_ceil(parts).div_ceil(alignment) * alignment;
+    let per = shared(count, parts).div_ceil(alignment) * alignment;
     let start = if per * index < count {
         per * index
     } else {
@@ -465,6 +465,19 @@ pub fn slice(count: usize, alignment: usize, index: usize, parts: usize) -> (usi
         count
     };
     (start, end)
+}
+
+/// Returns `count / parts`, rounded up. GPUs have no instruction for a division, and most launches
+/// have a power of two of blocks.
+#[inline(always)]
+fn shared(count: usize, parts: usize) -> usize {
+    let is_gpu = cfg!(any(target_arch = "nvptx64", target_arch = "amdgpu"));
+    let few = parts as u32;
+    if is_gpu && few as usize == parts && few.is_power_of_two() {
+        let whole = count >> few.trailing_zeros();
+        return whole + usize::from(count as u32 & (few - 1) != 0);
+    }
+    count.div_ceil(parts)
 }
 
 /// Iterator over the elements of one lane.

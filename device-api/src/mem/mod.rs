@@ -80,6 +80,14 @@ pub enum Policy {
 /// it has written to the work that follows it.
 pub(crate) const AT_END: Order = AFTER_READS;
 
+/// Order of the exchange that begins a launch of a block. On a GPU, the stream orders a launch
+/// after the launch before, whose last store releases nothing ([`AT_END`]).
+pub(crate) const AT_BEGIN: Order = if cfg!(any(target_arch = "nvptx64", target_arch = "amdgpu")) {
+    Order::Relaxed
+} else {
+    Order::Acquire
+};
+
 /// Atomics for state that lanes share on a CPU: the standard library's, or a model checker's.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub mod prim {

@@ -43,11 +43,26 @@ pub(super) struct Epochs {
 }
 
 impl Epochs {
+    const NONE: Self = Self {
+        sequence: 0,
+        rounds: 0,
+        packet_epoch: 0,
+    };
+
     /// Returns the busy word of a block on which no launch is in flight.
     #[inline(always)]
     pub(super) const fn idle(self) -> u64 {
         BlockState::idle(self.sequence, self.rounds, self.packet_epoch)
     }
+}
+
+/// The words that the leader of a block has loaded to enter.
+#[derive(Clone, Copy, Debug)]
+pub struct Approach {
+    epochs: Epochs,
+    aborted: u64,
+    /// Value of the busy word before this launch.
+    busy: u64,
 }
 
 /// Reason why a launch is not admitted. Stored in shared memory, where 0 means admitted.
@@ -121,8 +136,8 @@ impl Prologue {
     /// 1 if the launch advances the sequence, else 0.
     ///
     /// # Safety
-    /// `constants` must be those of the communicator of `ctx` and this prologue; this block must
-    /// have no other session.
+    /// `constants` must be those of the communicator of `ctx` and this prologue, and `approach`
+    /// that of this prologue; this block must have no other session.
     #[inline(always)]
     pub(super) unsafe fn pass<M: Machine>(
         self,
@@ -130,9 +145,10 @@ impl Prologue {
         constants: *const CommConst,
         mut ctx: WaitContext,
         collective: u64,
+        approach: Approach,
     ) -> Option<(WaitContext, Epochs)> {
         if M::LANES == 1 {
-            let (mut epochs, refusal) = self.take();
+            let (mut epochs, refusal) = self.admit(approach);
             epochs.sequence += collective;
             if let Some(refusal) = refusal {
                 ctx.set_sequence(epochs.sequence);
@@ -170,7 +186,7 @@ impl Prologue {
         }
         if block.is_leader() {
             Faults::new(block).clear();
-            let (epochs, refusal) = self.take();
+            let (epochs, refusal) = self.admit(approach);
             let refusal = refusal.map_or(0, |refusal| refusal as u64);
             // SAFETY: as above.
             unsafe {
@@ -233,13 +249,25 @@ impl Prologue {
         }
     }
 
-    /// One lane takes the busy word. Returns the epochs before the launch.
+    /// Loads the words that decide whether the launch is admitted, and takes the busy word; only
+    /// the block's leader does. The loads are in flight together, because the launch has no earlier
+    /// access to order. All lanes together.
     #[inline(always)]
-    fn take(self) -> (Epochs, Option<Refusal>) {
-        if !BOUNDED {
-            return (self.epochs(), None);
+    pub(super) fn approach<M: Machine>(self, block: Block<M>) -> Approach {
+        if M::LANES != 1 && !block.is_leader() {
+            return Approach {
+                epochs: Epochs::NONE,
+                aborted: 0,
+                busy: 0,
+            };
         }
-        // These accesses are in flight together, because the launch has no earlier access to order.
+        if !BOUNDED {
+            return Approach {
+                epochs: self.epochs(),
+                aborted: 0,
+                busy: 0,
+            };
+        }
         // SAFETY: every workspace starts with a CommState; the abort word is only accessed
         // atomically.
         let aborted = unsafe {
@@ -249,16 +277,31 @@ impl Prologue {
                 Scope::System,
             )
         };
-        let mut epochs = self.epochs();
+        let epochs = self.epochs();
         // SAFETY: the state lies in the workspace; its words are only accessed atomically.
         let busy = unsafe {
-            mem::exchange_u64(
-                &raw mut (*self.state).busy,
-                1,
-                Order::Acquire,
-                Scope::Device,
-            )
+            mem::exchange_u64(&raw mut (*self.state).busy, 1, mem::AT_BEGIN, Scope::Device)
         };
+        Approach {
+            epochs,
+            aborted,
+            busy,
+        }
+    }
+
+    /// Decides on one lane whether the launch is admitted. Returns the epochs before the launch.
+    #[inline(always)]
+    fn admit(self, approach: Approach) -> (Epochs, Option<Refusal>) {
+        let Approach {
+            mut epochs,
+            aborted,
+            busy,
+        } = approach;
+        if !BOUNDED {
+            return (epochs, None);
+        }
+        #[cfg(target_arch = "nvptx64")]
+        let aborted = crate::arch::used_here(aborted);
         let idle = busy & 1 == 0;
         let mut tries = 0;
         while idle && epochs.idle() != busy && tries < MOST_TRIES {
@@ -267,7 +310,8 @@ impl Prologue {
         }
         if aborted != 0 {
             if idle {
-                // SAFETY: as above; no launch enters a communicator that has failed.
+                // SAFETY: the state lies in the workspace; its words are only accessed atomically.
+                // No launch enters a communicator that has failed.
                 unsafe {
                     mem::store_u64(
                         &raw mut (*self.state).busy,

@@ -78,8 +78,8 @@ pub struct FusewireOptions {
     pub struct_size: usize,
     /// Timeout of every wait in seconds; 0 for the default.
     pub timeout_seconds: f64,
-    /// Size of the staging area for input in bytes; 0 for 1 MiB. The staging area for output has
-    /// the same size.
+    /// Size of the staging area for input in bytes; 0 for the default of the device. The staging
+    /// area for output has the same size.
     pub staging_bytes: u64,
     /// Size of a packet slot in bytes; 0 for 32 KiB.
     pub packet_slot_bytes: u64,

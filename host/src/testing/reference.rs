@@ -277,11 +277,26 @@ pub fn all_to_all_v(
     inputs.iter().enumerate().flat_map(part).collect()
 }
 
+/// Returns a sum over the elements of a row, in the order of the fused norm: each of 4096
+/// accumulators adds every 4096th term in order of the index; the accumulators are then added as a
+/// binary tree, bit by bit of their indices.
+pub fn row_sum(terms: impl Iterator<Item = f32>) -> f32 {
+    let mut sums = vec![0f32; 4096];
+    for (index, term) in terms.enumerate() {
+        sums[index % 4096] += term;
+    }
+    for bit in [7, 6, 5, 4, 3, 11, 10, 9, 8, 2, 1, 0] {
+        for index in (0..4096).filter(|index| index >> bit & 1 == 0) {
+            sums[index] += sums[index | 1 << bit];
+        }
+    }
+    sums[0]
+}
+
 /// Returns the results of the fused norm: the normalised rows, and the rows before the norm (`sum`,
 /// from [`reduce`], plus the residual). A row has as many elements as `weight`. Sum and residual
-/// are added in f32 and rounded. Each of 128 partial sums adds the squares of every 128th element
-/// in order of the index; the partial sums are then added as a binary tree. `value * scale *
-/// weight` is evaluated from left to right.
+/// are added in f32 and rounded. [`row_sum`] adds the squares. `value * scale * weight` is
+/// evaluated from left to right.
 ///
 /// # Panics
 /// For types other than f32, f16 and bf16.
@@ -301,21 +316,8 @@ pub fn rms_norm(
     let weight = widen(dtype, weight);
     let mut out = Vec::with_capacity(added.len());
     for row in widen(dtype, &kept).chunks(weight.len().max(1)) {
-        let mut partial = [0f32; 128];
-        for values in row.chunks(128) {
-            partial
-                .iter_mut()
-                .zip(values)
-                .for_each(|(partial, value)| *partial += value * value);
-        }
-        let mut width = 64;
-        while width > 0 {
-            for j in 0..width {
-                partial[j] += partial[j + width];
-            }
-            width /= 2;
-        }
-        let scale = 1.0 / (partial[0] / weight.len() as f32 + epsilon).sqrt();
+        let squares = row_sum(row.iter().map(|value| value * value));
+        let scale = 1.0 / (squares / weight.len() as f32 + epsilon).sqrt();
         out.extend(
             row.iter()
                 .zip(&weight)

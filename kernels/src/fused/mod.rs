@@ -11,8 +11,7 @@
 //! | LayerNorm | `T((v - m) * (1 / sqrt(mean((v - m)^2) + epsilon)) * w + bias)`, `m = mean(v)` |
 //!
 //! `w` is the weight or `1 + weight`. Everything is computed in f32. Sums over a row have the same
-//! order on every machine: partial j sums the elements with index = j mod 128 in order, and a fixed
-//! binary tree adds the partials. So a row's bits depend only on the row: not on the route, the
+//! order on every machine (`row`). So a row's bits depend only on the row: not on the route, the
 //! number of rows, the lanes or the machine.
 //!
 //! | file | subject |
@@ -37,7 +36,7 @@ use fusewire_device::bulk::Tables;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::mem::Policy;
 use fusewire_device::packet::{Prefetch, Slots};
-use fusewire_device::session::Session;
+use fusewire_device::session::{Session, Unvoted};
 use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, In, InOut, Machine, Out, kernel};
 
 use self::row::{Buffers, Norm, Targets};
@@ -166,8 +165,8 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     scales: InOut<u8>,
     #[words(10)] shape: NormShape,
     // SAFETY: the entry's parameters describe the input, which the host keeps alive.
-    #[before(unsafe { prefetch_rows::<_, T>(block, (source, source_len), shape_0, shape_1) })]
-    prefetch: Prefetch,
+    #[before(unsafe { BlockRows::read::<_, T>(block, (source, source_len), shape_0, shape_1) })]
+    of_block: BlockRows,
 ) -> Result<(), Aborted> {
     let block = session.block();
     let buffers = Buffers {
@@ -179,49 +178,87 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
         out,
         scales,
     };
-    // SAFETY: the precondition of this function. Before the barrier in `each_row`, only the leader
-    // reads the arguments.
+    // SAFETY: the precondition of this function. Before the barrier below, only the leader reads
+    // the arguments.
     let norm = unsafe { Norm::<T>::new(session, &buffers, &shape)? };
-    let (first, last) = block.slice(norm.rows(), 1);
-    let (rows, hidden) = (last - first, norm.hidden());
+    let BlockRows {
+        first,
+        rows,
+        prefetch,
+    } = of_block;
+    let hidden = norm.hidden();
     let stream = source.as_ptr().wrapping_add(first * hidden).cast::<u8>();
     let slots = Slots::open(session, rows * hidden * size_of::<T>())?;
     // SAFETY: the input has the norm's rows. If there are any, `prefetch` is of these bytes.
     unsafe { slots.send_to_each(session, stream, prefetch) };
     // SAFETY: a kernel with a norm uses this part of shared memory only for the targets. The leader
-    // sets the only one before the barrier in `each_row`.
+    // sets the only one before the barrier.
     let targets = unsafe { Targets::new(block, session.ranks(), 1) };
     if block.is_leader() {
         norm.set_own_target(targets, 0, first);
     }
+    block.sync();
+    let headers = receive_headers(session, &slots);
     // SAFETY: the slots are open for the rows that were sent from `stream`. This rank's outputs
     // have them from row `first` on, by `Norm::new`, and no other block accesses them.
     let done = unsafe { receive_rows(session, &slots, &norm, targets, stream, first, rows) };
     session.settle(done)?;
+    session.fail_at_end(headers);
     slots.close(session);
     Ok(())
 }
 
-/// Prefetches this block's part of the rows, unless it exceeds the input of `len` elements at `at`;
-/// the kernel then records an error.
-///
-/// # Safety
-/// The input must be readable.
+/// Receives the headers of all ranks. A block must do this before it ends, also if it has no rows,
+/// which keeps ranks within one epoch of each other. Blocks of one lane receive whole streams. Each
+/// lane returns its own outcome.
 #[inline(always)]
-unsafe fn prefetch_rows<M: Machine, T>(
-    block: Block<M>,
-    (at, len): (*mut u8, u64),
-    rows: u64,
-    hidden: u64,
-) -> Prefetch {
-    let (first, last) = block.slice(rows as usize, 1);
-    let row = (hidden as usize).wrapping_mul(size_of::<T>());
-    let (start, bytes) = (first.wrapping_mul(row), (last - first).wrapping_mul(row));
-    let end = len as usize * size_of::<T>();
-    let is_inside = start <= end && bytes <= end - start;
-    let bytes = if is_inside { bytes } else { 0 };
-    // SAFETY: the input has bytes `start .. start + bytes`, or none are read.
-    unsafe { Prefetch::read(block, at.wrapping_add(start), bytes) }
+fn receive_headers<M: Machine>(session: &Session<M>, slots: &Slots) -> Unvoted<()> {
+    let block = session.block();
+    let mut outcome = Unvoted::new(());
+    // From the last lane on: it has less data if a row is short.
+    let mut rank = block.size() - 1 - block.rank();
+    while M::LANES != 1 && rank < session.ranks() && !outcome.is_failed() {
+        outcome = slots.receive_header(session, rank);
+        rank += block.size();
+    }
+    outcome
+}
+
+/// The rows of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockRows {
+    first: usize,
+    rows: usize,
+    prefetch: Prefetch,
+}
+
+impl BlockRows {
+    /// Returns this block's part of the rows, and prefetches it, unless it exceeds the input of
+    /// `len` elements at `at`; the kernel then records an error.
+    ///
+    /// # Safety
+    /// The input must be readable.
+    #[inline(always)]
+    unsafe fn read<M: Machine, T>(
+        block: Block<M>,
+        (at, len): (*mut u8, u64),
+        rows: u64,
+        hidden: u64,
+    ) -> Self {
+        let (first, last) = block.slice(rows as usize, 1);
+        let row = (hidden as usize).wrapping_mul(size_of::<T>());
+        let (start, bytes) = (first.wrapping_mul(row), (last - first).wrapping_mul(row));
+        let end = len as usize * size_of::<T>();
+        let is_inside = start <= end && bytes <= end - start;
+        let bytes = if is_inside { bytes } else { 0 };
+        // SAFETY: the input has bytes `start .. start + bytes`, or none are read.
+        let prefetch = unsafe { Prefetch::read(block, at.wrapping_add(start), bytes) };
+        Self {
+            first,
+            rows: last - first,
+            prefetch,
+        }
+    }
 }
 
 /// Receives the rows of all ranks, and reduces, normalizes and writes them. Returns false after a
@@ -264,15 +301,6 @@ unsafe fn receive_rows<M: Machine, T: Element<Acc = f32>>(
         // SAFETY: every stream has been acquired, and has `rows` rows. The rest is a precondition
         // of this function.
         return unsafe { norm.each_row(block, targets, &sums, first, rows) };
-    }
-    // A block without rows must receive all headers, too: this keeps ranks within one epoch of each
-    // other.
-    let mut failed = false;
-    for rank in block.elements_of_block(ranks as usize) {
-        failed |= slots.receive_header(session, rank as u32).is_failed();
-    }
-    if block.any(failed) {
-        return false;
     }
     let sums = PacketRows::<_, T> {
         session,

@@ -10,7 +10,7 @@ use fusewire_device::mem;
 use fusewire_device::{Element, Group, Machine};
 
 use super::chunk;
-use super::row::{CHUNK, PARTIALS, Row};
+use super::row::{CHUNK, PARTIALS, Row, VIRTUAL_LANES, chunks_of_lane};
 use super::spec::{GROUP, OutputFormat};
 
 /// The largest finite E4M3.
@@ -98,10 +98,10 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
                 at += CHUNK;
             }
         } else {
-            for index in self.block.elements_of_block(hidden / CHUNK) {
+            chunks_of_lane(self.block, hidden / CHUNK, |index| {
                 // SAFETY: `index < hidden / CHUNK`; each index goes to one lane.
                 unsafe { work.chunk::<CHUNK>(index * CHUNK) };
-            }
+            });
         }
     }
 
@@ -124,11 +124,11 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
             }
             return greatest;
         }
-        for index in self.block.elements_of_block(hidden / CHUNK) {
+        chunks_of_lane(self.block, hidden / CHUNK, |index| {
             // SAFETY: `index < hidden / CHUNK`.
             let chunk = unsafe { self.normalized::<CHUNK>(index * CHUNK) };
             greatest = greatest.max(magnitude(chunk));
-        }
+        });
         self.block.reduce(greatest, u32::max)
     }
 
@@ -176,30 +176,35 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
     fn groups_of_16_lanes(&self) {
         let block = self.block;
         let chunks = self.norm.hidden() / CHUNK;
-        let lanes = block.size() as usize;
-        let mut first = 0;
-        // All lanes stay in the loop, including those without elements, because of the shuffles.
-        while first < chunks {
-            let mine = first + block.rank() as usize;
-            let there = mine < chunks;
-            let at = if there { mine * CHUNK } else { 0 };
-            // SAFETY: `at` is 0 or that of a chunk, and there is a chunk. A lane without elements
-            // does not use the result: another lane may already write the next row.
-            let values = unsafe { self.normalized::<CHUNK>(at) };
-            let mut greatest = if there { magnitude(values) } else { 0 };
-            let mut mask = 1;
-            while mask < (GROUP / CHUNK) as u32 {
-                greatest = greatest.max(block.machine().shuffle_xor(greatest, mask));
-                mask *= 2;
+        // All lanes stay in the loops, including those without elements, because of the shuffles.
+        let mut base = 0;
+        while base < VIRTUAL_LANES {
+            let lane = base + block.rank() as usize;
+            let mut first = 0;
+            while first < chunks {
+                let mine = first + lane;
+                let there = lane < VIRTUAL_LANES && mine < chunks;
+                let at = if there { mine * CHUNK } else { 0 };
+                // SAFETY: `at` is 0 or that of a chunk, and there is a chunk. A lane without
+                // elements does not use the result: another lane may already write the next row.
+                let values = unsafe { self.normalized::<CHUNK>(at) };
+                let mut greatest = if there { magnitude(values) } else { 0 };
+                let mut mask = 1;
+                while mask < (GROUP / CHUNK) as u32 {
+                    greatest = greatest.max(block.machine().shuffle_xor(greatest, mask));
+                    mask *= 2;
+                }
+                let leads = there && mine.is_multiple_of(GROUP / CHUNK);
+                // SAFETY: the group of an element of the row; only the lane of its first chunk
+                // writes.
+                let inverse = unsafe { self.put_scale(at / GROUP, greatest, leads) };
+                if there {
+                    // SAFETY: `mine < chunks`; each chunk goes to one lane.
+                    unsafe { self.put_fp8::<CHUNK>(at, values, inverse) };
+                }
+                first += VIRTUAL_LANES;
             }
-            let leads = there && mine.is_multiple_of(GROUP / CHUNK);
-            // SAFETY: the group of an element of the row; only the lane of its first chunk writes.
-            let inverse = unsafe { self.put_scale(at / GROUP, greatest, leads) };
-            if there {
-                // SAFETY: `mine < chunks`; each chunk goes to one lane.
-                unsafe { self.put_fp8::<CHUNK>(at, values, inverse) };
-            }
-            first += lanes;
+            base += block.size() as usize;
         }
     }
 

@@ -1,6 +1,15 @@
 //! One row: its values and its statistics, for blocks of one lane and of several. Both give the
-//! same bits: partial j of a statistic sums the elements with index = j mod 128 in order, and a
-//! fixed binary tree adds the partials.
+//! same bits.
+//!
+//! A statistic is a sum over the row. Accumulator a of 4096 sums the elements with index = a mod
+//! 4096 in order. A fixed binary tree adds the accumulators, from bit to bit of their indices: bits
+//! 7 to 3, then 11 to 8, then 2 to 0. The 128 sums after the first five bits are the partials. So a
+//! GPU sums in registers what a lane has loaded, and a CPU adds whole vectors.
+//!
+//! A lane works on chunks of [`CHUNK`] elements. Chunk c belongs to virtual lane c mod 512, and
+//! virtual lane v to lane v mod the size of the block. So the accumulators of a virtual lane are
+//! those with bits 3 to 11 = v, and the first five bits of the tree are those of a lane in a warp
+//! of 32.
 
 use core::marker::PhantomData;
 
@@ -15,6 +24,12 @@ use super::{NormShape, chunk};
 
 /// Number of partial sums of a row.
 pub(crate) const PARTIALS: usize = 128;
+/// Number of accumulators of a row.
+const ACCUMULATORS: usize = 4096;
+/// Number of virtual lanes.
+pub(super) const VIRTUAL_LANES: usize = ACCUMULATORS / CHUNK;
+/// Number of virtual lanes whose accumulators form [`CHUNK`] partials.
+const VIRTUAL_WARP: usize = 32;
 /// Number of elements that a lane moves at once. The elements of a row are a multiple of it.
 pub(super) const CHUNK: usize = 8;
 /// Greatest number of elements of a row that shared memory holds, in f32.
@@ -26,8 +41,9 @@ const TARGET_WORDS: usize = 4;
 // end, at offsets that do not depend on the number of ranks.
 const END: usize = arch::SHARED_BYTES - arch::RESERVED_BYTES;
 const ARGUMENTS_AT: usize = (END - size_of::<Arguments>()) / 128 * 128;
-const SQUARES_AT: usize = ARGUMENTS_AT - 4 * PARTIALS;
-const SUMS_AT: usize = SQUARES_AT - 4 * PARTIALS;
+/// Two tables of partials. Successive statistics use different ones, because a lane may still read
+/// one when others write the next. A barrier is between the two.
+const PARTIALS_AT: usize = ARGUMENTS_AT - 2 * 4 * PARTIALS;
 
 /// Returns the offset of the row in shared memory.
 const fn row_at(ranks: u32) -> usize {
@@ -41,7 +57,7 @@ const fn targets_at(ranks: u32) -> usize {
 
 /// Returns the number of elements of a row that shared memory holds, in f32.
 pub const fn shared_row(ranks: u32) -> usize {
-    let room = SUMS_AT.saturating_sub(row_at(ranks)) / 4;
+    let room = PARTIALS_AT.saturating_sub(row_at(ranks)) / 4;
     if room < SHARED_ROW { room } else { SHARED_ROW }
 }
 
@@ -60,7 +76,7 @@ fn row_memory<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *m
 /// Greatest number of ranks whose tables fit shared memory.
 pub const MAX_RANKS: u32 = {
     let mut ranks = 1;
-    while row_at(ranks + 1) <= SUMS_AT {
+    while row_at(ranks + 1) <= PARTIALS_AT {
         ranks += 1;
     }
     ranks
@@ -236,13 +252,14 @@ impl<T: Element<Acc = f32>> Norm<T> {
     }
 
     /// Reduces, normalizes and writes `rows` rows: those of the sums and of the targets, which are
-    /// rows `first ..` of this rank's residual. Begins and ends with a barrier of the block.
-    /// Returns false after a failure, which is recorded. All lanes together.
+    /// rows `first ..` of this rank's residual. Returns false after a failure, which is recorded.
+    /// All lanes together. The block must pass a barrier before it changes the sums or the targets.
     ///
     /// # Safety
     /// The norm must have rows `first .. first + rows`. All ranks' rows of `sums`, and the rows at
     /// every target, must be valid for `rows` rows. No other block or rank may write the former or
-    /// access the latter until this block releases them.
+    /// access the latter until this block releases them. Since the arguments, the sums and the
+    /// targets were written, the block must have passed a barrier.
     #[inline(always)]
     pub(super) unsafe fn each_row<M: Machine, S: Sums<M>>(
         &self,
@@ -252,7 +269,6 @@ impl<T: Element<Acc = f32>> Norm<T> {
         first: usize,
         rows: usize,
     ) -> bool {
-        block.sync();
         let mut index = 0;
         while index < rows {
             let sum = RowSum {
@@ -270,7 +286,6 @@ impl<T: Element<Acc = f32>> Norm<T> {
             row.write();
             index += 1;
         }
-        block.sync();
         true
     }
 }
@@ -513,64 +528,49 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
     #[inline(always)]
     fn statistics_single(&self) -> Option<(f32, f32)> {
         let (hidden, layer) = (self.norm.hidden, self.norm.spec().is_layer());
-        let whole = hidden / PARTIALS * PARTIALS;
-        let mut partials = [0f32; PARTIALS];
-        let mut at = 0;
-        while at < whole {
-            // SAFETY: `at + PARTIALS <= whole`: both are multiples of it. There is one lane.
-            let values = unsafe { self.chunk::<PARTIALS>(at)? };
-            for j in 0..PARTIALS {
-                let value = values[j];
-                partials[j] += if layer { value } else { value * value };
-            }
-            at += PARTIALS;
-        }
-        while at < hidden {
-            // SAFETY: `at + CHUNK <= hidden`: both are multiples of it. There is one lane.
-            let values = unsafe { self.chunk::<CHUNK>(at)? };
-            for j in 0..CHUNK {
-                let value = values[j];
-                partials[(at + j) % PARTIALS] += if layer { value } else { value * value };
-            }
-            at += CHUNK;
-        }
-        let total = tree(&mut partials);
+        let total = sum_single(hidden, SumTerms { sum: self, layer })?;
         if !layer {
             return Some((0.0, total));
         }
         let mean = total / hidden as f32;
-        let mut partials = [0f32; PARTIALS];
-        let mut at = 0;
-        while at < whole {
-            // SAFETY: within the values by `at < whole`; this lane has written them.
-            let values = unsafe { self.values.add(at).cast::<[f32; PARTIALS]>().read() };
-            for j in 0..PARTIALS {
-                let off = values[j] - mean;
-                partials[j] += off * off;
-            }
-            at += PARTIALS;
-        }
-        while at < hidden {
-            // SAFETY: within the values by `at < hidden`; this lane has written them.
-            let off = unsafe { self.values.add(at).read() } - mean;
-            partials[at % PARTIALS] += off * off;
-            at += 1;
-        }
-        Some((mean, tree(&mut partials)))
+        let terms = SquareTerms {
+            values: self.values,
+            hidden,
+            mean,
+        };
+        Some((mean, sum_single(hidden, terms)?))
     }
 
     /// Does what [`RowSum::statistics_single`] does, by several lanes. All lanes together.
     #[inline(always)]
     fn statistics_lanes(&self) -> Option<(f32, f32)> {
         let (block, hidden) = (self.block, self.norm.hidden);
+        let layer = self.norm.spec().is_layer();
+        let chunks = hidden / CHUNK;
+        let table = |which: usize| {
+            let at = PARTIALS_AT + which * 4 * PARTIALS;
+            block.shared().wrapping_add(at).cast::<f32>()
+        };
         let mut failed = false;
-        for index in block.elements_of_block(hidden / CHUNK) {
-            // SAFETY: `index < hidden / CHUNK`; each index goes to one lane.
-            if unsafe { self.chunk::<CHUNK>(index * CHUNK) }.is_none() {
-                failed = true;
-                break;
+        let first = |index: usize| {
+            if failed {
+                return [0.0; CHUNK];
             }
-        }
+            // SAFETY: `index < chunks`; each index goes to one lane.
+            let Some(mut terms) = (unsafe { self.chunk::<CHUNK>(index * CHUNK) }) else {
+                failed = true;
+                return [0.0; CHUNK];
+            };
+            if !layer {
+                for j in 0..CHUNK {
+                    terms[j] *= terms[j];
+                }
+            }
+            terms
+        };
+        let sums = table(if layer { 0 } else { self.index % 2 });
+        // SAFETY: the table is memory of this block, which no lane uses after the last barrier.
+        unsafe { put_partials(block, chunks, sums, first) };
         if S::WAITS {
             // The vote is a barrier, too.
             if block.any(failed) {
@@ -579,25 +579,328 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
         } else {
             block.sync();
         }
-        let table = |offset: usize| block.shared().wrapping_add(offset).cast::<f32>();
-        if !self.norm.spec().is_layer() {
-            // SAFETY: the block has written the values of the row, and passed a barrier.
-            let squares =
-                unsafe { partial_sums(block, self.values, hidden, table(SQUARES_AT), |x| x * x) };
-            return Some((0.0, squares));
+        // SAFETY: the block has written the table, and passed a barrier.
+        let total = unsafe { self.table_total(sums, |x| if layer { x } else { x * x }) };
+        if !layer {
+            return Some((0.0, total));
         }
-        // SAFETY: the block has written the values of the row, and passed a barrier.
-        let sum = unsafe { partial_sums(block, self.values, hidden, table(SUMS_AT), |x| x) };
-        let mean = sum / hidden as f32;
+        let mean = total / hidden as u32 as f32;
         let square = |x: f32| {
             let off = x - mean;
             off * off
         };
-        // SAFETY: as for the sum, with a different table.
-        let squares =
-            unsafe { partial_sums(block, self.values, hidden, table(SQUARES_AT), square) };
-        Some((mean, squares))
+        let squares = table(1);
+        // SAFETY: the lane has written these chunks of the values, and the table as above.
+        unsafe {
+            put_partials(block, chunks, squares, |index| {
+                let at = self.values.add(index * CHUNK).cast::<[f32; CHUNK]>();
+                at.read().map(square)
+            });
+        }
+        block.sync();
+        // SAFETY: the block has written the table, and passed a barrier.
+        Some((mean, unsafe { self.table_total(squares, square) }))
     }
+
+    /// Returns the sum of the partials in a table, on every lane. `of` is the statistic of a value.
+    /// All lanes together.
+    ///
+    /// # Safety
+    /// The block must have called [`put_partials`] for the table, and passed a barrier.
+    #[inline(always)]
+    unsafe fn table_total(&self, table: *mut f32, of: impl Fn(f32) -> f32) -> f32 {
+        let (block, hidden) = (self.block, self.norm.hidden);
+        if has_small_warps(block) {
+            for partial in block.elements_of_block(PARTIALS) {
+                // SAFETY: the block has written the values of the row, and passed a barrier; each
+                // entry goes to one lane.
+                unsafe {
+                    let sum = partial_of_values(self.values, hidden, partial, &of);
+                    table.add(partial).write(sum);
+                }
+            }
+            block.sync();
+        }
+        // SAFETY: the block has written the table, and passed a barrier.
+        unsafe { table_sum(block, table) }
+    }
+}
+
+/// Returns true if warps are smaller than [`VIRTUAL_WARP`], which is possible only for emulated
+/// lanes.
+#[inline(always)]
+fn has_small_warps<M: Machine>(block: Block<M>) -> bool {
+    block.machine().warp_size() < VIRTUAL_WARP as u32
+}
+
+/// The terms of a statistic, for one lane. A trait instead of a closure: its method can be forced
+/// inline.
+trait Terms {
+    /// Returns the terms of elements `[at, at + PARTIALS)`, and zeros beyond the row. `None` after
+    /// a failure.
+    fn get(&self, at: usize) -> Option<[f32; PARTIALS]>;
+
+    /// Returns the terms of elements `[at, at + CHUNK)` of the row.
+    ///
+    /// # Safety
+    /// The elements must be in the row, and there must be one lane.
+    unsafe fn chunk(&self, at: usize) -> Option<[f32; CHUNK]>;
+
+    /// Does what [`Terms::get`] does, for elements of which the row has not all.
+    #[inline(always)]
+    fn padded(&self, at: usize, hidden: usize) -> Option<[f32; PARTIALS]> {
+        let mut terms = [0f32; PARTIALS];
+        let mut start = 0;
+        while start < PARTIALS && at + start < hidden {
+            // SAFETY: `at + start + CHUNK <= hidden`: all are multiples of it. There is one lane.
+            let some = unsafe { self.chunk(at + start)? };
+            for j in 0..CHUNK {
+                terms[start + j] += some[j];
+            }
+            start += CHUNK;
+        }
+        Some(terms)
+    }
+}
+
+/// Values, or their squares, of a row that is summed meanwhile.
+struct SumTerms<'a, 'b, M, T, S> {
+    sum: &'a RowSum<'b, M, T, S>,
+    /// True for the values.
+    layer: bool,
+}
+
+impl<M: Machine, T: Element<Acc = f32>, S: Sums<M>> Terms for SumTerms<'_, '_, M, T, S> {
+    #[inline(always)]
+    fn get(&self, at: usize) -> Option<[f32; PARTIALS]> {
+        let hidden = self.sum.norm.hidden;
+        if at + PARTIALS > hidden {
+            return self.padded(at, hidden);
+        }
+        // SAFETY: within the row by the condition. There is one lane.
+        let mut terms = unsafe { self.sum.chunk::<PARTIALS>(at)? };
+        if !self.layer {
+            for j in 0..PARTIALS {
+                terms[j] *= terms[j];
+            }
+        }
+        Some(terms)
+    }
+
+    #[inline(always)]
+    unsafe fn chunk(&self, at: usize) -> Option<[f32; CHUNK]> {
+        // SAFETY: the precondition of this function.
+        let mut terms = unsafe { self.sum.chunk::<CHUNK>(at)? };
+        if !self.layer {
+            for j in 0..CHUNK {
+                terms[j] *= terms[j];
+            }
+        }
+        Some(terms)
+    }
+}
+
+/// Squares of the differences from the mean. The lane has written the values.
+struct SquareTerms {
+    values: *const f32,
+    hidden: usize,
+    mean: f32,
+}
+
+impl Terms for SquareTerms {
+    #[inline(always)]
+    fn get(&self, at: usize) -> Option<[f32; PARTIALS]> {
+        if at + PARTIALS > self.hidden {
+            return self.padded(at, self.hidden);
+        }
+        // SAFETY: within the row by the condition.
+        let mut terms = unsafe { self.values.add(at).cast::<[f32; PARTIALS]>().read() };
+        for j in 0..PARTIALS {
+            let off = terms[j] - self.mean;
+            terms[j] = off * off;
+        }
+        Some(terms)
+    }
+
+    #[inline(always)]
+    unsafe fn chunk(&self, at: usize) -> Option<[f32; CHUNK]> {
+        // SAFETY: the precondition of this function.
+        let mut terms = unsafe { self.values.add(at).cast::<[f32; CHUNK]>().read() };
+        for j in 0..CHUNK {
+            let off = terms[j] - self.mean;
+            terms[j] = off * off;
+        }
+        Some(terms)
+    }
+}
+
+/// Returns the sum of a statistic over a row of `hidden` elements. By one lane.
+#[inline(always)]
+fn sum_single(hidden: usize, terms: impl Terms) -> Option<f32> {
+    const WARP_ELEMENTS: usize = VIRTUAL_WARP * CHUNK;
+    const _: () = assert!(WARP_ELEMENTS == 2 * PARTIALS);
+    let mut partials = [0f32; PARTIALS];
+    let mut warp = 0;
+    while warp < ACCUMULATORS / WARP_ELEMENTS && warp * WARP_ELEMENTS < hidden {
+        let mut at = warp * WARP_ELEMENTS;
+        let mut low = accumulators(terms.get(at)?);
+        if at + PARTIALS < hidden {
+            let mut high = accumulators(terms.get(at + PARTIALS)?);
+            at += ACCUMULATORS;
+            while at < hidden {
+                add(&mut low, &terms.get(at)?);
+                if at + PARTIALS < hidden {
+                    add(&mut high, &terms.get(at + PARTIALS)?);
+                }
+                at += ACCUMULATORS;
+            }
+            // Bit 7 of the index.
+            add(&mut low, &high);
+        }
+        // Bits 6 to 3.
+        let mut width = PARTIALS / 2;
+        while width >= CHUNK {
+            for j in 0..width {
+                low[j] += low[j + width];
+            }
+            width /= 2;
+        }
+        for k in 0..CHUNK {
+            partials[warp * CHUNK + k] = low[k];
+        }
+        warp += 1;
+    }
+    Some(tree(&mut partials))
+}
+
+/// Returns accumulators after their first terms.
+#[inline(always)]
+fn accumulators(mut terms: [f32; PARTIALS]) -> [f32; PARTIALS] {
+    for j in 0..PARTIALS {
+        // The accumulators begin at 0, and a term may be -0.
+        terms[j] += 0.0;
+    }
+    terms
+}
+
+#[inline(always)]
+fn add(acc: &mut [f32; PARTIALS], terms: &[f32; PARTIALS]) {
+    for j in 0..PARTIALS {
+        acc[j] += terms[j];
+    }
+}
+
+/// Writes the partials of a row of `chunks` chunks to `table`. `terms` returns the terms of a
+/// chunk; each chunk goes to one lane. All lanes together. Emulated lanes in small warps write
+/// nothing ([`RowSum::table_total`]).
+///
+/// # Safety
+/// `table` must be memory of this block for [`PARTIALS`] elements, which no lane uses until the
+/// next barrier.
+#[inline(always)]
+unsafe fn put_partials<M: Machine>(
+    block: Block<M>,
+    chunks: usize,
+    table: *mut f32,
+    mut terms: impl FnMut(usize) -> [f32; CHUNK],
+) {
+    let mut lane = block.rank() as usize;
+    while lane < VIRTUAL_LANES {
+        let mut acc = [0f32; CHUNK];
+        let mut index = lane;
+        while index < chunks {
+            let terms = terms(index);
+            for k in 0..CHUNK {
+                acc[k] += terms[k];
+            }
+            index += VIRTUAL_LANES;
+        }
+        if !has_small_warps(block) {
+            let (k, sum) = fold(block, lane, acc);
+            if lane.is_multiple_of(4) {
+                // SAFETY: the entry of a virtual warp and an element of a chunk, which this lane
+                // alone writes.
+                unsafe { table.add(lane / VIRTUAL_WARP * CHUNK + k).write(sum) };
+            }
+        }
+        lane += block.size() as usize;
+    }
+}
+
+/// Calls `work` with each chunk of this lane, of a row of `chunks` chunks. It is the lane whose sum
+/// of these chunks [`put_partials`] takes, so that a lane reads only values that it has written.
+#[inline(always)]
+pub(super) fn chunks_of_lane<M: Machine>(
+    block: Block<M>,
+    chunks: usize,
+    mut work: impl FnMut(usize),
+) {
+    let mut lane = block.rank() as usize;
+    while lane < VIRTUAL_LANES {
+        let mut index = lane;
+        while index < chunks {
+            work(index);
+            index += VIRTUAL_LANES;
+        }
+        lane += block.size() as usize;
+    }
+}
+
+/// Adds the accumulators of the virtual warp of `lane` by the tree. Returns, on each lane, the sum
+/// for one element k of a chunk; four adjacent lanes have the same. All lanes of a warp together.
+#[inline(always)]
+fn fold<M: Machine>(block: Block<M>, lane: usize, acc: [f32; CHUNK]) -> (usize, f32) {
+    let exchange =
+        |value: f32, mask: u32| f32::from_bits(block.machine().shuffle_xor(value.to_bits(), mask));
+    // Each step halves the elements that a lane keeps: the upper half if its bit is set.
+    let halve = |low: f32, high: f32, mask: u32| {
+        let upper = lane as u32 & mask != 0;
+        let (keep, send) = if upper { (high, low) } else { (low, high) };
+        keep + exchange(send, mask)
+    };
+    let four = [
+        halve(acc[0], acc[4], 16),
+        halve(acc[1], acc[5], 16),
+        halve(acc[2], acc[6], 16),
+        halve(acc[3], acc[7], 16),
+    ];
+    let two = [halve(four[0], four[2], 8), halve(four[1], four[3], 8)];
+    let mut sum = halve(two[0], two[1], 4);
+    sum += exchange(sum, 2);
+    sum += exchange(sum, 1);
+    let bit = |mask: usize| usize::from(lane & mask != 0);
+    (4 * bit(16) + 2 * bit(8) + bit(4), sum)
+}
+
+/// Returns partial `partial` of a row of `hidden` values.
+///
+/// # Safety
+/// `values` must have `hidden` elements, which no lane writes during the call.
+#[inline(always)]
+unsafe fn partial_of_values(
+    values: *const f32,
+    hidden: usize,
+    partial: usize,
+    of: impl Fn(f32) -> f32,
+) -> f32 {
+    let (warp, k) = (partial / CHUNK, partial % CHUNK);
+    let mut acc = [0f32; VIRTUAL_WARP];
+    for lane in 0..VIRTUAL_WARP {
+        let mut at = (warp * VIRTUAL_WARP + lane) * CHUNK + k;
+        while at < hidden {
+            // SAFETY: `at < hidden`.
+            acc[lane] += of(unsafe { values.add(at).read() });
+            at += ACCUMULATORS;
+        }
+    }
+    let mut width = VIRTUAL_WARP / 2;
+    while width > 0 {
+        for j in 0..width {
+            acc[j] += acc[j + width];
+        }
+        width /= 2;
+    }
+    acc[0]
 }
 
 /// Adds the partials by the fixed tree.
@@ -611,51 +914,6 @@ fn tree(partials: &mut [f32; PARTIALS]) -> f32 {
         width /= 2;
     }
     partials[0]
-}
-
-/// Returns the sum of `of` over a row on every lane: lane j computes partial j, then each warp adds
-/// the partials by the tree. All lanes together, with one barrier; `table` may be written again
-/// after the next one.
-///
-/// # Safety
-/// `values` must have `hidden` elements, which no lane writes during the call. `table` must be
-/// memory of this block for [`PARTIALS`] elements, and no lane may still use it.
-#[inline(always)]
-unsafe fn partial_sums<M: Machine>(
-    block: Block<M>,
-    values: *const f32,
-    hidden: usize,
-    table: *mut f32,
-    of: impl Fn(f32) -> f32,
-) -> f32 {
-    /// Number of loads in flight.
-    const AHEAD: usize = 4;
-    for j in block.elements_of_block(PARTIALS) {
-        let mut partial = 0f32;
-        let mut i = j;
-        // SAFETY: every index is below `hidden` by the conditions, and `j < PARTIALS`; only this
-        // lane accesses entry j before the barrier.
-        unsafe {
-            while i + (AHEAD - 1) * PARTIALS < hidden {
-                let mut some = [0f32; AHEAD];
-                for k in 0..AHEAD {
-                    some[k] = values.add(i + k * PARTIALS).read();
-                }
-                for k in 0..AHEAD {
-                    partial += of(some[k]);
-                }
-                i += AHEAD * PARTIALS;
-            }
-            while i < hidden {
-                partial += of(values.add(i).read());
-                i += PARTIALS;
-            }
-            table.add(j).write(partial);
-        }
-    }
-    block.sync();
-    // SAFETY: the block has written the table, and passed a barrier.
-    unsafe { table_sum(block, table) }
 }
 
 /// Returns the sum of the [`PARTIALS`] entries of a table by the fixed tree, on every lane. All

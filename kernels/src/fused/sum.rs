@@ -3,7 +3,7 @@
 use fusewire_device::bulk::Tables;
 use fusewire_device::packet::{PAIR_DATA, Slots};
 use fusewire_device::session::Session;
-use fusewire_device::{DType, Element, Machine};
+use fusewire_device::{Element, Machine};
 
 use super::chunk;
 
@@ -40,16 +40,8 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for PulledRows<T> {
         let mut sum = chunk::widen(load(0));
         let mut rank = 1;
         if M::LANES != 1 {
-            // With the preceding load, three or four loads are in flight. There are fewer for f32,
-            // which is larger, and for f16, whose conversion takes registers.
-            while T::DTYPE == DType::Bf16 && rank + 3 <= self.ranks {
-                let next = [load(rank), load(rank + 1), load(rank + 2)];
-                add(&mut sum, next[0]);
-                add(&mut sum, next[1]);
-                add(&mut sum, next[2]);
-                rank += 3;
-            }
-            while T::DTYPE != DType::Bf16 && rank + 2 <= self.ranks {
+            // With the preceding load, three loads are in flight; more would spill registers.
+            while rank + 2 <= self.ranks {
                 let next = [load(rank), load(rank + 1)];
                 add(&mut sum, next[0]);
                 add(&mut sum, next[1]);
@@ -113,7 +105,7 @@ impl<M: Machine, T: Element<Acc = f32>> PacketRows<'_, M, T> {
                 unsafe { self.slots.peek_pairs::<U>(self.session.comm(), rank, unit) }
             };
             // As many units in flight as registers can hold.
-            let (there, taken) = if U == 2 {
+            let (there, taken) = if U == 2 && ranks - rank >= 4 {
                 let seen = [peek(0), peek(1), peek(2), peek(3)];
                 let there = seen[0].1 & seen[1].1 & seen[2].1 & seen[3].1;
                 if there {

@@ -389,7 +389,6 @@ packet | st.relaxed.sys.global.v2 0 | delete | Hang | the packet is not sent
 packet | st.global.b64 0 | shift | Race | the output goes to another element
 packet | bar.sync 0 | delete | Race Uninitialized | no barrier after the prologue
 packet | bar.sync 0 | diverge | Divergence Uninitialized Race | a barrier in a branch
-packet | bar.red 0 | diverge | Divergence | a vote in a branch
 signal | st.release.sys 0 | .release => .relaxed | Race | the entry signal is relaxed
 signal | st.release.sys 0 | .sys => .gpu | Race | the entry signal has device scope
 signal | st.release.sys 0 | delete | Hang | the entry signal is not sent
@@ -398,7 +397,7 @@ signal | ld.acquire.sys 0 | .acquire => .relaxed | Race | the entry wait is rela
 signal | ld.acquire.sys 0 | .sys => .gpu | Race | the entry wait has device scope
 signal | bar.sync 1 | delete | Race | no barrier before the entry signal
 signal | bar.sync 2 | delete | Race | no barrier before the exit signal
-signal | bar.red 0 | delete | Race Uninitialized | no vote after the entry wait
+signal | bar.red 1 | delete | Race Uninitialized | no vote after the entry wait
 signal | bar.sync 1 | diverge | Divergence Race | a barrier before a signal in a branch
 signal | ld.global.L1 0 | ld.global. => ld.global.nc. | Constant | the input is read as a constant
 signal | st.global.v2.b64 0 | shift | Address Race | the output goes to another element

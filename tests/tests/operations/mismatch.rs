@@ -381,7 +381,7 @@ fn sizes_and_types_of_send_and_receive() {
 fn options_that_must_agree_are_compared_at_bootstrap() {
     let changes: [fn(&mut Options); 7] = [
         |options| options.algorithm = Algorithm::TwoShot,
-        |options| options.staging_bytes *= 2,
+        |options| options.staging_bytes = 2 << 20,
         |options| options.packet_slot_bytes *= 2,
         |options| options.channel_depth += 1,
         |options| options.blocks = 2,

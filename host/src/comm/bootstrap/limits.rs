@@ -45,6 +45,9 @@ impl Options {
         if self.blocks == 0 {
             self.blocks = if device.is_gpu() { BLOCKS } else { 1 };
         }
+        if self.staging_bytes == 0 {
+            self.staging_bytes = if device.is_gpu() { 8 << 20 } else { 1 << 20 };
+        }
         // Longer timeouts would overflow the time at which they end.
         self.timeout = self.timeout.min(LONGEST_TIMEOUT);
         self.bootstrap_timeout = self.bootstrap_timeout.map(|it| it.min(LONGEST_TIMEOUT));
