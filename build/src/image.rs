@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::compile::{Compilation, Part};
+use crate::compile::Compilation;
 use crate::host::HostKernel;
 use crate::project::{Budget, Exemption, Settings};
 use crate::text::assembly::{AsmFunction, Resources};
 use crate::text::{amd, ir, ptx};
-use crate::{Result, Target, Vendor, files, process, toolchain};
+use crate::{Result, Target, Vendor, files, process, sources, toolchain};
 
 /// The parsed images of one kernel crate for one target.
 #[derive(Clone, Debug)]
@@ -84,8 +84,8 @@ impl Image {
                     found
                 }
                 Vendor::Nvidia => {
-                    match ptxas.map(|ptxas| assemble(compiled, part, ptxas)) {
-                        Some(Ok(said)) => resources.extend(ptx::resources(&said)),
+                    match ptxas.map(|ptxas| assemble(ptxas, &part.assembly, &text, target)) {
+                        Some(Ok((_, said))) => resources.extend(ptx::resources(&said)),
                         Some(Err(crate::Error::Command { output, .. })) => refused = Some(output),
                         Some(Err(error)) => return Err(error),
                         None => {}
@@ -125,6 +125,28 @@ impl Image {
         self.budgets.clone_from(&settings.budget);
     }
 
+    /// Assembles the PTX of `file` for `target`, which may be newer than the target of the PTX.
+    /// Returns the cubin and the manifest's entries of its kernels.
+    ///
+    /// # Errors
+    /// [`Error::Command`](crate::Error::Command) if ptxas rejects the PTX,
+    /// [`Error::File`](crate::Error::File) if a file cannot be read.
+    pub fn cubin(
+        &self,
+        file: &ImageFile,
+        target: Target,
+        ptxas: &Path,
+    ) -> Result<(Vec<u8>, Vec<ManifestEntry>)> {
+        let ptx = file.path.as_deref().unwrap_or(Path::new(""));
+        let (cubin, said) = assemble(ptxas, ptx, &files::read(ptx)?, target)?;
+        let resources = ptx::resources(&said);
+        let mut entries = self.manifest_entries(file);
+        for entry in &mut entries {
+            entry.resources = resources.get(&entry.name).copied();
+        }
+        Ok((files::read_bytes(&cubin)?, entries))
+    }
+
     /// Returns the functions that are kernels.
     pub fn entries(&self) -> impl Iterator<Item = &AsmFunction> {
         self.functions.iter().filter(|function| function.kernel)
@@ -145,28 +167,31 @@ fn kernels(
         .collect()
 }
 
-/// Runs ptxas. If an earlier run had the same input, returns the output of that run.
-fn assemble(compiled: &Compilation, part: &Part, ptxas: &Path) -> Result<String> {
+/// Runs ptxas on the PTX in the file `ptx`, whose content is `text`. Returns the cubin's path and the
+/// output. Reuses those of an earlier run with the same input.
+fn assemble(ptxas: &Path, ptx: &Path, text: &str, target: Target) -> Result<(PathBuf, String)> {
     let version = toolchain::ask(ptxas, &["--version"]).unwrap_or_default();
-    let stamp = format!("{}\n{version}\n----\n", compiled.key);
-    let said = part.assembly.with_extension("ptxas");
+    let stamp = format!("{}\n{version}\n----\n", sources::sha256(text.as_bytes()));
+    let said = ptx.with_extension(format!("{target}.ptxas"));
+    let cubin = ptx.with_extension(format!("{target}.cubin"));
     if let Ok(text) = files::read(&said)
         && let Some(rest) = text.strip_prefix(&stamp)
+        && cubin.exists()
     {
-        return Ok(rest.to_owned());
+        return Ok((cubin, rest.to_owned()));
     }
     let output = process::run(
-        &format!("ptxas of {} for {}", part.name, compiled.target),
+        &format!("ptxas of {} for {target}", ptx.display()),
         process::clean(ptxas)
             .arg("-v")
-            .arg(format!("-arch={}", compiled.target))
-            .arg(&part.assembly)
+            .arg(format!("-arch={target}"))
+            .arg(ptx)
             .arg("-o")
-            .arg(part.assembly.with_extension("cubin")),
+            .arg(&cubin),
     )?;
     let text = output.stdout + &output.stderr;
     files::write(&said, format!("{stamp}{text}"))?;
-    Ok(text)
+    Ok((cubin, text))
 }
 
 /// An image in a manifest.

@@ -3,6 +3,10 @@
 //! `host/images` has one compressed file per family and target, and a manifest with their hashes,
 //! the hash of the sources ([`crate::sources::hash`]) and the tools. The same sources and tools
 //! give the same bytes on every machine.
+//!
+//! NVIDIA's images are PTX and cubins. A driver compiles PTX in every process that loads it, which
+//! takes half a minute for all kernels. The cubins are made by the ptxas of CUDA 12, so that drivers
+//! for CUDA 12 load them too.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -10,7 +14,9 @@ use std::path::Path;
 use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use serde::{Deserialize, Serialize};
 
+use crate::image::ManifestEntry;
 use crate::sources::{self, sha256};
+use crate::toolchain::{self, MissingTool};
 use crate::{Error, Image, Project, Result, Target, Toolchain, Vendor, files, recipe};
 
 /// Folder of the committed images in the workspace.
@@ -18,6 +24,19 @@ pub const FOLDER: &str = "host/images";
 
 /// Targets of the images that the host library includes.
 pub const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm90, Target::Gfx90a, Target::Gfx942];
+
+/// Returns the targets of the cubins that are made from the PTX for `target`.
+const fn cubin_targets(target: Target) -> &'static [Target] {
+    match target {
+        Target::Sm80 => &[Target::Sm80],
+        Target::Sm90 => &[Target::Sm90, Target::Sm100],
+        _ => &[],
+    }
+}
+
+/// Major version of CUDA whose ptxas makes the cubins. Drivers for a newer major version load them
+/// too, drivers for an older one do not.
+const CUBIN_CUDA: u32 = 12;
 
 /// The command that makes the images.
 pub const COMMAND: &str = "cargo run --release -p fusewire-build -- images";
@@ -40,7 +59,7 @@ pub struct Manifest {
     pub sources: String,
     /// The tools that made the images.
     pub toolchain: String,
-    /// The ptxas that counted the registers for NVIDIA GPUs.
+    /// The ptxas that made the cubins.
     #[serde(default)]
     pub ptxas: String,
     /// The images, by target and name.
@@ -60,14 +79,27 @@ pub struct PackedImage {
     pub bytes: usize,
     /// Hash before compression.
     pub sha256: String,
-    /// Format of the image: the version of PTX times ten (82 for PTX 8.2), or the version of the
-    /// code object. It determines the oldest driver that can load the image.
+    /// Format of the image: the version of PTX times ten (82 for PTX 8.2), the version of CUDA that
+    /// made the cubin times ten (129 for CUDA 12.9), or the version of the code object. It
+    /// determines the oldest driver that can load the image.
     #[serde(default)]
     pub format: u32,
     /// Maximum number of threads per block.
     pub max_threads: u32,
     /// Kernels, sorted by name.
     pub entries: Vec<PackedEntry>,
+}
+
+impl PackedImage {
+    /// Returns the extension of the uncompressed file: `ptx`, `cubin` or `co`.
+    pub fn extension(&self) -> &str {
+        let file = self.file.strip_suffix(".lzma").unwrap_or(&self.file);
+        file.rsplit_once('.').map_or("", |(_, extension)| extension)
+    }
+
+    fn is_cubin(&self) -> bool {
+        self.extension() == "cubin"
+    }
 }
 
 /// A kernel in the manifest.
@@ -78,9 +110,18 @@ pub struct PackedEntry {
     /// Offset and size of each parameter in bytes, in order.
     pub parameters: Vec<(usize, usize)>,
     /// Registers per thread (NVIDIA) or vector registers per lane (AMD). For PTX, the number that
-    /// [`Manifest::ptxas`] assigns for the image's target.
+    /// [`Manifest::ptxas`] assigns for the target of the PTX.
     #[serde(default)]
     pub registers: u32,
+}
+
+fn packed_entries(entries: Vec<ManifestEntry>) -> Vec<PackedEntry> {
+    let packed = entries.into_iter().map(|entry| PackedEntry {
+        name: entry.name,
+        parameters: entry.parameters,
+        registers: entry.resources.map_or(0, |used| used.registers),
+    });
+    packed.collect()
 }
 
 /// Images in memory.
@@ -102,27 +143,31 @@ pub struct Difference {
 }
 
 impl ImageSet {
-    /// Collects the files of compiled images.
+    /// Collects the files of compiled images, and assembles cubins with `ptxas`, if it is given.
     ///
     /// # Errors
     /// [`Error::Project`] for a target whose images could not be linked, [`Error::Parse`] for an
-    /// image of an unknown format, [`Error::File`] for a file that cannot be read.
+    /// image of an unknown format, [`Error::Toolchain`] for a ptxas that is not of CUDA 12,
+    /// [`Error::File`] for a file that cannot be read.
     pub fn gather(
         toolchain: &Toolchain,
-        ptxas: &str,
+        ptxas: Option<&Path>,
         project: &Project,
         images: &[Image],
     ) -> Result<Self> {
+        let version = ptxas.map(toolchain::ptxas_version).transpose()?;
         let mut made = Self {
             manifest: Manifest {
                 command: COMMAND.to_owned(),
                 sources: sources::hash(project)?,
                 toolchain: toolchain.identity(),
-                ptxas: ptxas.to_owned(),
+                ptxas: version.clone().unwrap_or_default(),
                 images: Vec::new(),
             },
             contents: Vec::new(),
         };
+        let cuda = version.map(|version| cubin_format(&version)).transpose()?;
+        let assembler = ptxas.zip(cuda);
         for image in images {
             for part in &image.files {
                 let Some(path) = &part.path else {
@@ -131,33 +176,34 @@ impl ImageSet {
                         part.name, image.target
                     )));
                 };
+                let mut add = |target: Target, extension, bytes: Vec<u8>, format, entries| {
+                    made.manifest.images.push(PackedImage {
+                        name: part.name.clone(),
+                        target: target.name().to_owned(),
+                        file: format!("{}.{target}.{extension}.lzma", part.name),
+                        bytes: bytes.len(),
+                        sha256: sha256(&bytes),
+                        format,
+                        max_threads: project.max_threads(),
+                        entries: packed_entries(entries),
+                    });
+                    made.contents.push(bytes);
+                };
                 let bytes = files::read_bytes(path)?;
-                let entries = image.manifest_entries(part).into_iter();
-                made.manifest.images.push(PackedImage {
-                    name: part.name.clone(),
-                    target: image.target.name().to_owned(),
-                    file: format!(
-                        "{}.{}.{}.lzma",
-                        part.name,
-                        image.target,
-                        image.target.extension()
-                    ),
-                    bytes: bytes.len(),
-                    sha256: sha256(&bytes),
-                    format: format(image.target, &bytes).map_err(|detail| Error::Parse {
-                        what: format!("{} for {}", part.name, image.target),
-                        detail,
-                    })?,
-                    max_threads: project.max_threads(),
-                    entries: entries
-                        .map(|entry| PackedEntry {
-                            name: entry.name,
-                            parameters: entry.parameters,
-                            registers: entry.resources.map_or(0, |used| used.registers),
-                        })
-                        .collect(),
-                });
-                made.contents.push(bytes);
+                let format = format(image.target, &bytes).map_err(|detail| Error::Parse {
+                    what: format!("{} for {}", part.name, image.target),
+                    detail,
+                })?;
+                let target = image.target;
+                let entries = image.manifest_entries(part);
+                add(target, target.extension(), bytes, format, entries);
+                let Some((ptxas, format)) = assembler else {
+                    continue;
+                };
+                for &target in cubin_targets(target) {
+                    let (bytes, entries) = image.cubin(part, target, ptxas)?;
+                    add(target, "cubin", bytes, format, entries);
+                }
             }
         }
         Ok(made)
@@ -200,7 +246,7 @@ impl ImageSet {
 
     /// Compares these images with the images in `folder` and returns the differences. An image in
     /// `folder` that these images do not include is a difference only if it is for one of
-    /// `targets`.
+    /// `targets`. Cubins are compared only with those of the same ptxas.
     ///
     /// # Errors
     /// [`Error::File`] or [`Error::Parse`] if the manifest cannot be read.
@@ -244,6 +290,9 @@ impl ImageSet {
             image
         };
         for (image, content) in now.images.iter().zip(&self.contents) {
+            if image.is_cubin() && !same_ptxas {
+                continue;
+            }
             let Some(before) = old.images.iter().find(|other| other.file == image.file) else {
                 add(&image.file, "it is missing".to_owned());
                 continue;
@@ -269,7 +318,10 @@ impl ImageSet {
                 Ok(_) => {}
             }
         }
-        let compared = |image: &&PackedImage| targets.iter().any(|of| of.name() == image.target);
+        let compared = |image: &&PackedImage| {
+            let is_made = !image.is_cubin() || same_ptxas;
+            is_made && targets.iter().any(|of| of.name() == image.target)
+        };
         for image in old.images.iter().filter(compared) {
             if !now.images.iter().any(|other| other.file == image.file) {
                 add(
@@ -380,7 +432,30 @@ fn damaged(what: &str, error: &std::io::Error) -> Error {
     }
 }
 
-/// Returns [`PackedImage::format`] of an image. Refuses a code object of another version than
+/// Returns [`PackedImage::format`] of the cubins that a ptxas of this version makes. The version is
+/// that of [`toolchain::ptxas_version`], such as `release 12.9, V12.9.86`.
+///
+/// # Errors
+/// [`Error::Toolchain`] if ptxas is not of CUDA 12: drivers for CUDA 12 load no newer cubins.
+pub fn cubin_format(ptxas: &str) -> Result<u32> {
+    let release = ptxas.strip_prefix("release ").and_then(|rest| {
+        let (major, minor) = rest.split(',').next()?.split_once('.')?;
+        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+    });
+    match release {
+        Some((CUBIN_CUDA, minor)) => Ok(CUBIN_CUDA * 10 + minor),
+        _ => Err(Error::Toolchain(vec![MissingTool {
+            piece: format!("ptxas of CUDA {CUBIN_CUDA}"),
+            reason: format!(
+                "ptxas is of {ptxas:?}; drivers load only cubins that are not of a newer major \
+                 version of CUDA"
+            ),
+            install: toolchain::INSTALL_PTXAS.to_owned(),
+        }])),
+    }
+}
+
+/// Returns [`PackedImage::format`] of PTX or a code object. Refuses a code object of another version than
 /// [`recipe::CODE_OBJECT`].
 fn format(target: Target, bytes: &[u8]) -> core::result::Result<u32, String> {
     if target.vendor() == Vendor::Nvidia {

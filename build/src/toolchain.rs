@@ -332,9 +332,12 @@ pub fn find_ptxas() -> core::result::Result<PathBuf, MissingTool> {
             piece: "ptxas".to_owned(),
             reason: "not in $FUSEWIRE_PTXAS, $PATH, $CUDA_HOME/bin or the Python package nvidia"
                 .to_owned(),
-            install: "pip install nvidia-cuda-nvcc".to_owned(),
+            install: INSTALL_PTXAS.to_owned(),
         })
 }
+
+/// The command that installs a ptxas whose cubins drivers for CUDA 12 load.
+pub(crate) const INSTALL_PTXAS: &str = "pip install nvidia-cuda-nvcc-cu12==12.9.86";
 
 /// Returns the version of ptxas, such as `release 13.0, V13.0.88`.
 ///

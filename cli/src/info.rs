@@ -105,7 +105,7 @@ fn items() -> Vec<Item> {
             "ptxas",
             ptxas(),
             "the check that NVIDIA's assembler takes the PTX, and a table of registers",
-            "pip install nvidia-cuda-nvcc",
+            "pip install nvidia-cuda-nvcc-cu12",
         ),
         (
             "objdump",

@@ -78,12 +78,9 @@ impl Faults {
     #[inline(never)]
     pub(crate) fn record(self, kind: FailureKind, code: u32, observed: u64, expected: u64) {
         self.note(Fault {
-            claim: 1,
-            kind: Fault::pair(kind as u32, code),
             observed,
             expected,
-            wait: 0,
-            elapsed: 0,
+            ..Fault::new(kind, code)
         });
     }
 

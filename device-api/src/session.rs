@@ -49,7 +49,7 @@ use crate::comm::{self, Comm, Peers, Rank, Team, WindowAddr};
 use crate::faults::Faults;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{CommConst, FailureKind, LINE, SIGNAL_WORDS};
-use crate::mem::{self, Order, Scope};
+use crate::mem::{self, Order, Policy, Scope};
 use crate::net::{Action, Request, Requests, Route};
 use crate::shared_cache::{self, WORDS_OF};
 use crate::wait::{BOUNDED, WaitContext, WaitKind};
@@ -611,7 +611,7 @@ impl<M: Machine> Session<M> {
                     let line = self.line(peer, self.comm.rank(), 0);
                     // SAFETY: the line at `peer` is this rank's to write: every done signal of the
                     // last round that carried words has been acquired.
-                    unsafe { mem::write(line.cast::<[u64; SIGNAL_WORDS]>(), words) };
+                    unsafe { write_words(line, words) };
                 }
             }
             if peer == self.rank() {
@@ -988,10 +988,10 @@ impl<M: Machine> Session<M> {
                     break;
                 }
                 if WORDS && M::LANES != 1 && peer < WORDS_OF {
-                    // Loads all words at once, so that the lanes do not wait for them one by one.
-                    // SAFETY: this lane has acquired the signal.
-                    let words = core::array::from_fn(|i| unsafe { self.load_word(peer, i) });
-                    self.keep_words(peer, words);
+                    let line = self.line(self.comm.rank(), peer, 0);
+                    // SAFETY: this lane has acquired the signal, and the peer overwrites the words
+                    // only after this rank's done signal.
+                    self.keep_words(peer, unsafe { read_words(line) });
                 }
                 if WORDS && self.has_multicast {
                     arch::alias_fence();
@@ -1007,4 +1007,41 @@ impl<M: Machine> Session<M> {
         }
         Ok(())
     }
+}
+
+/// Writes the words of a line, 16 bytes at a time: the fence of the signal waits until all writes
+/// have reached the peer.
+///
+/// # Safety
+/// As [`mem::write`], for the first [`SIGNAL_WORDS`] words at `line`, which must be aligned to
+/// [`LINE`].
+#[inline(always)]
+unsafe fn write_words(line: *mut u8, words: [u64; SIGNAL_WORDS]) {
+    let [a, b, c, d, e, f, g] = words;
+    // SAFETY: the precondition of this function.
+    unsafe {
+        mem::write_16(line, [a, b], Policy::Cached);
+        mem::write_16(line.add(16), [c, d], Policy::Cached);
+        mem::write_16(line.add(32), [e, f], Policy::Cached);
+        mem::write(line.add(48).cast::<u64>(), g);
+    }
+}
+
+/// Reads the words of a line, all at once.
+///
+/// # Safety
+/// As [`mem::read`], for the first [`SIGNAL_WORDS`] words at `line`, which must be aligned to
+/// [`LINE`].
+#[inline(always)]
+unsafe fn read_words(line: *const u8) -> [u64; SIGNAL_WORDS] {
+    // SAFETY: the precondition of this function.
+    let ([a, b], [c, d], [e, f], g) = unsafe {
+        (
+            mem::read_16(line, Policy::Cached),
+            mem::read_16(line.add(16), Policy::Cached),
+            mem::read_16(line.add(32), Policy::Cached),
+            mem::read(line.add(48).cast::<u64>()),
+        )
+    };
+    [a, b, c, d, e, f, g]
 }

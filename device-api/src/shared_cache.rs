@@ -6,7 +6,7 @@
 
 use crate::arch::{MAX_WARPS, RESERVED_BYTES, SHARED_BYTES};
 use crate::context::WaitContext;
-use crate::layout::{CommConst, SIGNAL_WORDS};
+use crate::layout::{CommConst, FailureKind, SIGNAL_WORDS};
 
 /// Number of ranks whose words of a round are copied to shared memory.
 pub(crate) const WORDS_OF: u32 = 16;
@@ -34,6 +34,19 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
+    /// Makes a fault that is not of a wait. `detail` is the upper half of [`Fault::kind`].
+    #[inline(always)]
+    pub(crate) const fn new(kind: FailureKind, detail: u32) -> Self {
+        Self {
+            claim: 1,
+            kind: Self::pair(kind as u32, detail),
+            observed: 0,
+            expected: 0,
+            wait: 0,
+            elapsed: 0,
+        }
+    }
+
     /// Returns a word of two halves.
     #[inline(always)]
     pub(crate) const fn pair(low: u32, high: u32) -> u64 {

@@ -601,12 +601,11 @@ impl WaitContext {
         elapsed: u64,
     ) {
         self.note(Fault {
-            claim: 1,
-            kind: Fault::pair(kind as u32, awaited),
             observed,
             expected,
             wait: Fault::pair(wait as u32, blamed),
             elapsed,
+            ..Fault::new(kind, awaited)
         });
     }
 
@@ -626,12 +625,8 @@ impl WaitContext {
             return;
         }
         self.conclude(Fault {
-            claim: 1,
-            kind: FailureKind::Overlap as u64,
             observed: 1,
-            expected: 0,
-            wait: 0,
-            elapsed: 0,
+            ..Fault::new(FailureKind::Overlap, 0)
         });
     }
 
@@ -653,14 +648,7 @@ impl WaitContext {
         if is_consequence && self.report_abort() {
             return;
         }
-        self.conclude(fault.unwrap_or(Fault {
-            claim: 1,
-            kind: Fault::pair(FailureKind::User as u32, u32::MAX),
-            observed: 0,
-            expected: 0,
-            wait: 0,
-            elapsed: 0,
-        }));
+        self.conclude(fault.unwrap_or(Fault::new(FailureKind::User, u32::MAX)));
     }
 
     /// Records a fault as the failure of the launch, if it is this rank's first, and stops every

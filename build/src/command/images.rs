@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use fusewire_build::portable::{FOLDER, ImageSet, TARGETS};
+use fusewire_build::portable::{self, FOLDER, ImageSet, TARGETS};
 use fusewire_build::{Image, Options, Project, Toolchain, compile, host, toolchain};
 
 use super::{each_target, shown};
@@ -34,6 +34,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Ok(ptxas) => ptxas,
         Err(missing) => anyhow::bail!("{missing}"),
     };
+    portable::cubin_format(&toolchain::ptxas_version(&ptxas)?)?;
     let images = each_target(&TARGETS, |target| {
         let compiled = compile(&toolchain, &project, target, &options)?;
         Image::read(&compiled, Some(&ptxas))
@@ -41,19 +42,22 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let images = images
         .into_iter()
         .collect::<fusewire_build::Result<Vec<_>>>()?;
-    let version = toolchain::ptxas_version(&ptxas)?;
-    let made = ImageSet::gather(&toolchain, &version, &project, &images)?;
-    println!("made by {}", made.manifest.toolchain);
+    let made = ImageSet::gather(&toolchain, Some(&ptxas), &project, &images)?;
+    println!(
+        "made by {}; ptxas: {}",
+        made.manifest.toolchain, made.manifest.ptxas
+    );
     let total = made.write(&folder)?;
     println!(
-        "{:<8} {:<16} {:>7} {:>10} {:>10}",
-        "target", "family", "entries", "bytes", "packed"
+        "{:<8} {:<6} {:<16} {:>7} {:>10} {:>10}",
+        "target", "kind", "family", "entries", "bytes", "packed"
     );
     for image in &made.manifest.images {
         let packed = std::fs::metadata(folder.join(&image.file))?.len();
         println!(
-            "{:<8} {:<16} {:>7} {:>10} {:>10}",
+            "{:<8} {:<6} {:<16} {:>7} {:>10} {:>10}",
             image.target,
+            image.extension(),
             image.name,
             image.entries.len(),
             image.bytes,

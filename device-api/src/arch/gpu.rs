@@ -8,6 +8,8 @@
 pub use super::amdgcn::WARP;
 #[cfg(target_arch = "nvptx64")]
 pub use super::nvptx::WARP;
+#[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+pub(crate) use super::nvptx::e4m3_from_f32;
 #[cfg(target_arch = "nvptx64")]
 pub(crate) use super::nvptx::{bf16_from_f32, half_from_f32, half_to_f32, match_any, used_here};
 

@@ -73,6 +73,27 @@ pub(crate) fn bf16_from_f32(value: f32) -> u16 {
     bits
 }
 
+/// Rounds to fp8 E4M3, ties to even. The PTX ISA says of `cvt.rn.satfinite` to `.e4m3x2` that a NaN
+/// becomes 0x7f, and that a magnitude beyond the largest finite value, which includes infinities,
+/// becomes that value with the sign of the input. These are the results of the function in
+/// `element/float.rs`. The instruction for E5M2 saturates infinities, which the library does not.
+#[cfg(target_feature = "sm_90")]
+#[inline(always)]
+pub(crate) fn e4m3_from_f32(value: f32) -> u8 {
+    let pair: u16;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        core::arch::asm!(
+            "cvt.rn.satfinite.e4m3x2.f32 {pair}, {zero}, {value};",
+            pair = out(reg16) pair,
+            zero = in(reg32) 0.0_f32,
+            value = in(reg32) value,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    pair as u8
+}
+
 /// See [`super::await_dependency`].
 #[cfg(target_feature = "sm_90")]
 #[inline(always)]

@@ -61,7 +61,7 @@ small!(
 );
 small!(
     /// fp8 E4M3FN (OCP): no infinities; values beyond 448 saturate.
-    E4m3, u8, E4m3, e4m3_to_f32, e4m3_from_f32
+    E4m3, u8, E4m3, e4m3_to_f32, narrow_to_e4m3
 );
 small!(
     /// fp8 E5M2 (OCP): infinities kept; finite values beyond 57344 saturate.
@@ -94,6 +94,15 @@ fn narrow_to_bf16(value: f32) -> u16 {
     return crate::arch::bf16_from_f32(value);
     #[cfg(not(target_arch = "nvptx64"))]
     bf16_from_f32(value)
+}
+
+/// Rounds to fp8 E4M3, by one instruction where the machine has one with the same bits.
+#[inline(always)]
+fn narrow_to_e4m3(value: f32) -> u8 {
+    #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
+    return crate::arch::e4m3_from_f32(value);
+    #[cfg(not(all(target_arch = "nvptx64", target_feature = "sm_90")))]
+    e4m3_from_f32(value)
 }
 
 #[cfg_attr(target_arch = "nvptx64", allow(dead_code))] // NVIDIA uses an instruction
@@ -176,6 +185,7 @@ fn e4m3_to_f32(bits: u8) -> f32 {
     f32::from_bits(magnitude | sign)
 }
 
+#[cfg_attr(target_feature = "sm_90", allow(dead_code))] // sm_90 uses an instruction
 #[inline(always)]
 fn e4m3_from_f32(value: f32) -> u8 {
     let bits = value.to_bits();

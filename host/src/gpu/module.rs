@@ -118,6 +118,8 @@ impl Module {
 /// Loads the library's images of all kernel families that `kernels` belong to. Calls
 /// [`Module::load`] on several threads. Returns the modules sorted by name.
 ///
+/// If the images are cubins and the driver refuses the first, logs a warning and loads PTX.
+///
 /// # Errors
 /// The errors of [`Module::load`]; `Error::Image` if the library has no image for the device or for
 /// one of the families.
@@ -130,28 +132,50 @@ pub fn load_library(
     let mut families: Vec<&str> = kernels.iter().map(|kernel| kernel.family()).collect();
     families.sort_unstable();
     families.dedup();
-    let load = |family: &str| {
+    let load = |image: &Image, family: &str| {
         let of_family = kernels.iter().copied().filter(|k| k.family() == family);
-        Module::load(driver, &images.library(family)?, of_family)
+        Module::load(driver, image, of_family)
     };
+    let mut modules = Vec::new();
+    let mut without_cubins = None;
+    if let Some((&first, others)) = families.split_first()
+        && let image = images.library(first)?
+        && image.is_cubin()
+    {
+        match load(&image, first) {
+            Err(Error::Driver { detail, .. }) => {
+                tracing::warn!(
+                    %image,
+                    detail,
+                    "the driver refuses the library's machine code; it compiles PTX instead, which \
+                     takes seconds in each process"
+                );
+                without_cubins = Some(images.clone().without_cubins());
+            }
+            module => {
+                modules.push(module?);
+                families = others.to_vec();
+            }
+        }
+    }
+    let images = without_cubins.as_ref().unwrap_or(images);
     let next = AtomicUsize::new(0);
     let worker = || {
         let mut done = Vec::new();
         while let Some(family) = families.get(next.fetch_add(1, Ordering::Relaxed)) {
-            done.push(load(family)?);
+            done.push(load(&images.library(family)?, family)?);
         }
         Ok::<_, Error>(done)
     };
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
-    let mut modules = thread::scope(|scope| {
+    thread::scope(|scope| {
         let workers: Vec<_> = (0..workers.min(families.len()))
             .map(|_| scope.spawn(worker))
             .collect();
-        let mut all = Vec::new();
         for worker in workers {
-            all.extend(worker.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+            modules.extend(worker.join().unwrap_or_else(|panic| resume_unwind(panic))?);
         }
-        Ok::<_, Error>(all)
+        Ok::<_, Error>(())
     })?;
     modules.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(modules)

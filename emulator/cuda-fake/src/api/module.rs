@@ -66,9 +66,8 @@ fn load(
         (magic[at] != 0).then_some(magic)
     });
     let loaded = if binary.is_some_and(|magic| BINARIES.contains(&magic)) {
-        let log = "the fake cannot execute binary images; load PTX";
-        log_refusal(log);
-        Err((Status::NoBinaryForGpu, log.to_owned()))
+        let log = "the fake cannot execute binary images; load PTX".to_owned();
+        Err((Status::NoBinaryForGpu, log))
     } else {
         // SAFETY: an image that is not binary is text with a terminating zero byte.
         let text = unsafe { CStr::from_ptr(image.cast::<c_char>()) };

@@ -7,7 +7,7 @@ use lzma_rust2::LzmaReader;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-use super::{Entry, Image, best, ptx};
+use super::{Entry, Image, Kind, choose, ptx};
 use crate::{Error, Result};
 
 /// The names and contents of the compressed image files.
@@ -46,9 +46,30 @@ pub(super) struct PackedImage {
     pub(super) bytes: usize,
     /// SHA-256 of the uncompressed image, in hexadecimal digits.
     pub(super) sha256: String,
-    /// Version of PTX times ten, or version of the code object.
+    /// Version of PTX times ten, version of CUDA that made the cubin times ten, or version of the
+    /// code object.
     pub(super) format: u32,
     pub(super) entries: Vec<PackedEntry>,
+}
+
+impl PackedImage {
+    fn kind(&self) -> Kind {
+        Kind::of_file(&self.file)
+    }
+
+    fn is_ptx(&self) -> bool {
+        self.kind() == Kind::Other && self.target.starts_with("sm_")
+    }
+
+    /// Returns true if a driver for the CUDA version `cuda` can load the image. A driver loads the
+    /// cubins of all CUDA versions with its major version or an older one, but only PTX that is not
+    /// newer than the driver.
+    fn loads_with(&self, cuda: u32) -> bool {
+        match self.kind() {
+            Kind::Cubin => self.format / 10 <= cuda / 1000,
+            Kind::Other => !self.is_ptx() || ptx::cuda_version(self.format) <= cuda,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -68,9 +89,18 @@ pub(super) fn manifest() -> Result<&'static Manifest> {
         })
 }
 
-/// Returns the library's images for a device of `architecture` whose driver supports the CUDA
-/// version `cuda`, or any version if `cuda` is `None`.
-fn fitting(architecture: &str, cuda: Option<u32>) -> Result<Vec<&'static PackedImage>> {
+/// The device and driver for which images are chosen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Device<'a> {
+    pub(super) architecture: &'a str,
+    /// CUDA version that the driver supports, or `None` for any version and for AMD GPUs.
+    pub(super) cuda: Option<u32>,
+    /// True if cubins are preferred to PTX.
+    pub(super) cubins: bool,
+}
+
+/// Returns the library's images for a device.
+fn fitting(device: Device<'_>) -> Result<Vec<&'static PackedImage>> {
     let images = &manifest()?.images;
     if images.is_empty() {
         return Err(Error::Image {
@@ -78,21 +108,23 @@ fn fitting(architecture: &str, cuda: Option<u32>) -> Result<Vec<&'static PackedI
             detail: "the crate fusewire was built without the feature images".to_owned(),
         });
     }
-    let targets = || images.iter().map(|image| image.target.as_str());
-    let loadable = |image: &&PackedImage| {
-        cuda.is_none_or(|cuda| !is_ptx(&image.target) || ptx::cuda_version(image.format) <= cuda)
-    };
-    let usable = images.iter().filter(loadable);
-    let Some(target) = best(architecture, usable.map(|image| image.target.as_str())) else {
-        let mut there: Vec<&str> = targets().collect();
+    let usable: Vec<&PackedImage> = images
+        .iter()
+        .filter(|image| device.cubins || image.kind() != Kind::Cubin)
+        .filter(|image| device.cuda.is_none_or(|cuda| image.loads_with(cuda)))
+        .collect();
+    let of = |image: &'static PackedImage| (image.kind(), image.target.as_str());
+    let Some(chosen) = choose(device.architecture, &usable, of) else {
+        let mut there: Vec<&str> = images.iter().map(|image| image.target.as_str()).collect();
         there.sort_unstable();
         there.dedup();
         return Err(Error::Image {
             image: "of the library".to_owned(),
             detail: format!(
-                "there is none for {architecture}{}; there are {} (PTX also runs on later GPUs; \
-                 newer PTX may need a newer driver)",
-                cuda.map_or_else(String::new, |cuda| format!(
+                "there is none for {}{}; there are {} (PTX also runs on later GPUs; newer PTX may \
+                 need a newer driver)",
+                device.architecture,
+                device.cuda.map_or_else(String::new, |cuda| format!(
                     " that a driver for CUDA {}.{} can load",
                     cuda / 1000,
                     cuda % 1000 / 10
@@ -101,21 +133,18 @@ fn fitting(architecture: &str, cuda: Option<u32>) -> Result<Vec<&'static PackedI
             ),
         });
     };
-    let of_target = images.iter().filter(|image| image.target == target);
-    Ok(of_target.collect())
+    let chosen = of(chosen);
+    let images = usable.into_iter().filter(|image| of(image) == chosen);
+    Ok(images.collect())
 }
 
-fn is_ptx(target: &str) -> bool {
-    target.starts_with("sm_")
-}
-
-pub(super) fn families(architecture: &str, cuda: Option<u32>) -> Result<Vec<&'static str>> {
-    let images = fitting(architecture, cuda)?.into_iter();
+pub(super) fn families(device: Device<'_>) -> Result<Vec<&'static str>> {
+    let images = fitting(device)?.into_iter();
     Ok(images.map(|image| image.name.as_str()).collect())
 }
 
-pub(super) fn image(architecture: &str, cuda: Option<u32>, family: &str) -> Result<Image> {
-    let images = fitting(architecture, cuda)?;
+pub(super) fn image(device: Device<'_>, family: &str) -> Result<Image> {
+    let images = fitting(device)?;
     let Some(packed) = images.iter().find(|image| image.name == family) else {
         let there: Vec<&str> = images.iter().map(|image| image.name.as_str()).collect();
         return Err(Error::Image {
@@ -166,7 +195,7 @@ pub(super) fn open(packed: &PackedImage, compressed: &[u8]) -> Result<Image> {
             packed.sha256
         )));
     }
-    if is_ptx(&packed.target) {
+    if packed.is_ptx() {
         bytes.push(0);
     }
     let entries = packed.entries.iter().map(|entry| Entry {

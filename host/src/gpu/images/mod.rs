@@ -1,10 +1,15 @@
 //! GPU images: the images of the library's own kernels, which the feature `images` embeds in the
 //! library, and the images of user kernel crates.
 //!
-//! Images for NVIDIA GPUs are usually PTX, which the driver compiles. PTX runs on its target and on
-//! all later GPUs, so the PTX with the newest target that the GPU can run is chosen. Images for AMD
-//! GPUs are code objects, which run only on their target architecture. User kernels for NVIDIA GPUs
-//! can also be cubins, which the driver does not have to compile.
+//! Images for NVIDIA GPUs are cubins or PTX. The driver loads a cubin as it is, and compiles PTX,
+//! which takes seconds. A cubin runs on GPUs with the major version of its target. PTX runs on its
+//! target and on all later GPUs, so the PTX with the newest target that the GPU can run is chosen.
+//! Images for AMD GPUs are code objects, which run only on their target architecture.
+//!
+//! # Images of the library
+//! The library contains its kernels as cubins for sm_80, sm_90 and sm_100, and as PTX for sm_80 and
+//! sm_90. It uses PTX if there is no cubin for the GPU, if the driver refuses the cubin, or if the
+//! environment variable `CUDA_FORCE_PTX_JIT` is 1, which makes the driver refuse all cubins.
 //!
 //! # User kernels
 //! `fusewire-build build --crate FOLDER --out OUT` writes `NAME.TARGET.ptx` and `NAME.TARGET.co`,
@@ -149,6 +154,11 @@ impl Image {
         }
     }
 
+    /// Returns true if the image is a cubin: machine code for an NVIDIA GPU.
+    pub fn is_cubin(&self) -> bool {
+        self.kind() == Kind::Cubin
+    }
+
     /// Returns the kernel with the symbol `name`.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
@@ -164,6 +174,16 @@ enum Kind {
     Other,
 }
 
+impl Kind {
+    /// Returns the kind of the image with this file name. Ignores the suffix of a compressed file.
+    fn of_file(name: &str) -> Self {
+        match unpacked(name).ends_with(".cubin") {
+            true => Self::Cubin,
+            false => Self::Other,
+        }
+    }
+}
+
 /// Looks up images for one device, both among the library's images and in folders.
 #[derive(Clone, Debug)]
 pub struct Images {
@@ -176,6 +196,8 @@ pub struct Images {
     around: Vec<PathBuf>,
     /// The folder whose images replace the library's own images.
     library: Option<PathBuf>,
+    /// True if cubins of the library's kernels are preferred to PTX.
+    cubins: bool,
 }
 
 impl Images {
@@ -207,6 +229,7 @@ impl Images {
             folders,
             around,
             library: std::env::var_os(LIBRARY_IMAGES).map(PathBuf::from),
+            cubins: std::env::var_os("CUDA_FORCE_PTX_JIT").is_none_or(|value| value != "1"),
         }
     }
 
@@ -219,6 +242,25 @@ impl Images {
             folders,
             around: Vec::new(),
             library: None,
+            cubins: true,
+        }
+    }
+
+    /// Returns this lookup without the cubins of the library's kernels: [`Images::library`] then
+    /// returns PTX.
+    #[must_use]
+    pub fn without_cubins(self) -> Self {
+        Self {
+            cubins: false,
+            ..self
+        }
+    }
+
+    fn device(&self) -> library::Device<'_> {
+        library::Device {
+            architecture: &self.architecture,
+            cuda: self.cuda,
+            cubins: self.cubins,
         }
     }
 
@@ -244,7 +286,7 @@ impl Images {
     /// `Error::Image` if the library has no images for the device. The error lists the available
     /// targets.
     pub fn families(&self) -> Result<Vec<&'static str>> {
-        library::families(&self.architecture, self.cuda)
+        library::families(self.device())
     }
 
     /// Returns the image of a kernel family of the library. An image in the folder that
@@ -254,14 +296,15 @@ impl Images {
     /// `Error::Image` if the library has no such image for the device, or if the image is damaged.
     pub fn library(&self, family: &str) -> Result<Image> {
         if let Some(folder) = &self.library {
-            let candidates = candidates(folder, family);
+            let mut candidates = candidates(folder, family);
+            candidates.retain(|candidate| self.cubins || candidate.kind != Kind::Cubin);
             if let Some(path) = chosen(&self.architecture, &candidates) {
                 let shown = path.display();
                 tracing::info!(family, path = %shown, "replaced the library's own kernels");
                 return self.from_path(path);
             }
         }
-        library::image(&self.architecture, self.cuda, family)
+        library::image(self.device(), family)
     }
 
     /// Returns the hash of the sources that the library's images were built from.
@@ -406,10 +449,7 @@ fn candidates(folder: &Path, name: &str) -> Vec<Candidate> {
             let file = entry.file_name();
             let (name, target) = split(file.to_str()?)?;
             let fits = name.replace('-', "_") == wanted;
-            let kind = match file.to_str()?.ends_with(".cubin") {
-                true => Kind::Cubin,
-                false => Kind::Other,
-            };
+            let kind = Kind::of_file(file.to_str()?);
             fits.then(|| Candidate {
                 target: target.to_owned(),
                 kind,
@@ -424,35 +464,50 @@ fn candidates(folder: &Path, name: &str) -> Vec<Candidate> {
 /// File name extension of a compressed image.
 const PACKED: &str = "lzma";
 
-/// Returns the best candidate that a device of `architecture` can run: a cubin if possible, then
-/// the newest target.
+/// Returns the path of the best candidate that a device of `architecture` can run.
 fn chosen<'a>(architecture: &str, candidates: &'a [Candidate]) -> Option<&'a Path> {
-    let of = |kind| {
-        candidates
-            .iter()
-            .filter(move |candidate| candidate.kind == kind)
+    let candidates: Vec<&Candidate> = candidates.iter().collect();
+    let best = choose(architecture, &candidates, |it| {
+        (it.kind, it.target.as_str())
+    })?;
+    Some(best.path.as_path())
+}
+
+/// Returns the best of `images` that a device of `architecture` can run: a cubin if possible, then
+/// the newest target. `of` returns the kind and the target of an image.
+fn choose<'a, T>(
+    architecture: &str,
+    images: &[&'a T],
+    of: impl Fn(&'a T) -> (Kind, &'a str),
+) -> Option<&'a T> {
+    let all = |wanted| {
+        let images = images.iter().map(|&image| (of(image), image));
+        images
+            .filter_map(move |((kind, target), image)| (kind == wanted).then_some((target, image)))
     };
-    let cubin = of(Kind::Cubin)
-        .filter(|candidate| runs_cubin(architecture, &candidate.target))
+    let cubin = all(Kind::Cubin)
+        .filter(|(target, _)| runs_cubin(architecture, target))
         // If the versions are equal, the longer target name wins, so `sm_90a` is preferred to
         // `sm_90`.
-        .max_by_key(|candidate| (number(&candidate.target), candidate.target.len()));
+        .max_by_key(|(target, _)| (number(target), target.len()));
     let other = || {
-        let best = best(architecture, of(Kind::Other).map(|it| it.target.as_str()))?;
-        of(Kind::Other).find(|candidate| candidate.target == best)
+        let best = best(architecture, all(Kind::Other).map(|(target, _)| target))?;
+        all(Kind::Other).find(|(target, _)| *target == best)
     };
-    cubin
-        .or_else(other)
-        .map(|candidate| candidate.path.as_path())
+    cubin.or_else(other).map(|(_, image)| image)
+}
+
+/// Returns a file name without the suffix of a compressed file.
+fn unpacked(file: &str) -> &str {
+    file.strip_suffix(PACKED)
+        .and_then(|file| file.strip_suffix('.'))
+        .unwrap_or(file)
 }
 
 /// Splits `NAME.TARGET.ptx`, `NAME.TARGET.cubin` or `NAME.TARGET.co` into name and target. Ignores
 /// the suffix of a compressed file.
 fn split(file: &str) -> Option<(&str, &str)> {
-    let file = file
-        .strip_suffix(PACKED)
-        .and_then(|file| file.strip_suffix('.'))
-        .unwrap_or(file);
+    let file = unpacked(file);
     let stem = file
         .strip_suffix(".ptx")
         .or_else(|| file.strip_suffix(".cubin"))

@@ -28,12 +28,20 @@ fn carried_images_are_whole_and_fit_the_program() {
         .copied()
         .flatten()
         .collect();
-    for target in ["sm_80", "sm_90", "gfx90a", "gfx942"] {
-        let images = Images::in_folders(target, Vec::new());
+    let on = |device| Images::in_folders(device, Vec::new());
+    for (images, target, kind) in [
+        (on("sm_80"), "sm_80", Kind::Cubin),
+        (on("sm_90"), "sm_90", Kind::Cubin),
+        (on("sm_100"), "sm_100", Kind::Cubin),
+        (on("sm_80").without_cubins(), "sm_80", Kind::Other),
+        (on("sm_90").without_cubins(), "sm_90", Kind::Other),
+        (on("gfx90a"), "gfx90a", Kind::Other),
+        (on("gfx942"), "gfx942", Kind::Other),
+    ] {
         let mut found = 0;
         for family in images.families().unwrap() {
             let image = images.library(family).unwrap();
-            assert_eq!(image.target, target);
+            assert_eq!((image.target.as_str(), image.kind()), (target, kind));
             let again = Image::new(family, image.bytes.clone()).unwrap();
             assert_eq!(again.target, target);
             for entry in &image.entries {
@@ -46,10 +54,8 @@ fn carried_images_are_whole_and_fit_the_program() {
                 found += 1;
             }
             assert_eq!(again.entries.len(), image.entries.len());
-            assert_eq!(
-                image.bytes.ends_with(b"\0"),
-                target.starts_with("sm_") || image.bytes.last() == Some(&0)
-            );
+            let is_text = !image.bytes.starts_with(b"\x7fELF");
+            assert!(!is_text || image.bytes.ends_with(b"\0"), "{image}");
         }
         assert_eq!(found, kernels.len(), "{target}: {}", REBUILD);
     }
@@ -57,6 +63,26 @@ fn carried_images_are_whole_and_fit_the_program() {
         bytes += file.len();
     }
     assert!(bytes <= 4 << 20, "{bytes} bytes of compressed images");
+}
+
+/// Checks which images of the library a GPU gets.
+#[test]
+fn cubins_are_preferred_where_the_gpu_runs_them() {
+    for (device, target, kind) in [
+        ("sm_80", "sm_80", Kind::Cubin),
+        ("sm_86", "sm_80", Kind::Cubin),
+        ("sm_89", "sm_80", Kind::Cubin),
+        ("sm_90", "sm_90", Kind::Cubin),
+        ("sm_100", "sm_100", Kind::Cubin),
+        ("sm_103", "sm_100", Kind::Cubin),
+        ("sm_110", "sm_90", Kind::Other),
+        ("sm_120", "sm_90", Kind::Other),
+    ] {
+        let image = Images::in_folders(device, Vec::new())
+            .library("barrier")
+            .unwrap();
+        assert_eq!((image.target.as_str(), image.kind()), (target, kind));
+    }
 }
 
 const REBUILD: &str = "`cargo run --release -p fusewire-build -- images` rebuilds the images";
@@ -80,7 +106,8 @@ fn the_newest_ptx_that_the_gpu_runs_and_the_very_code_object() {
     }
     for device in ["sm_70", "gfx950"] {
         let said = detail(Images::in_folders(device, Vec::new()).library("all_reduce"));
-        let wanted = format!("there is none for {device}; there are gfx90a, gfx942, sm_80, sm_90");
+        let targets = "gfx90a, gfx942, sm_100, sm_80, sm_90";
+        let wanted = format!("there is none for {device}; there are {targets}");
         assert!(said.contains(&wanted), "{said}");
     }
     let said = detail(Images::in_folders("sm_90", Vec::new()).library("moe"));
@@ -108,16 +135,18 @@ fn code_objects_are_of_version_5() {
     }
     assert!(checked > 20);
     for image in &manifest().unwrap().images {
-        let expected = match image.target.as_str() {
-            "sm_80" => 80,
-            "sm_90" => 82,
+        let expected = match (image.file.contains(".cubin."), image.target.as_str()) {
+            (true, _) => 129,
+            (false, "sm_80") => 80,
+            (false, "sm_90") => 82,
             _ => 5,
         };
         assert_eq!(image.format, expected, "{}", image.file);
     }
 }
 
-/// Checks that a driver gets only PTX that it can load: PTX for sm_90 needs CUDA 12.2.
+/// Checks that a driver gets only images that it can load: PTX for sm_90 needs CUDA 12.2, a cubin
+/// the major version of CUDA that made it.
 #[test]
 fn images_are_chosen_by_the_version_of_the_driver() {
     let on = |cuda| Images {
@@ -130,11 +159,10 @@ fn images_are_chosen_by_the_version_of_the_driver() {
         (12_020, "sm_90"),
         (13_000, "sm_90"),
     ] {
-        assert_eq!(
-            on(cuda).library("barrier").unwrap().target,
-            target,
-            "{cuda}"
-        );
+        let ptx = on(cuda).without_cubins().library("barrier").unwrap();
+        assert_eq!(ptx.target, target, "{cuda}");
+        let cubin = on(cuda).library("barrier").unwrap();
+        assert_eq!((cubin.target.as_str(), cubin.is_cubin()), ("sm_90", true));
     }
     let said = detail(on(11_080).library("barrier"));
     assert!(
@@ -334,7 +362,7 @@ fn compressed_images_are_unpacked_and_say_their_sources() {
 
 fn images_of_barrier() -> Image {
     let images = Images::in_folders("sm_80", Vec::new());
-    images.library("barrier").unwrap()
+    images.without_cubins().library("barrier").unwrap()
 }
 
 #[test]
@@ -362,8 +390,15 @@ fn a_folder_may_stand_in_for_families_of_the_librarys_own() {
 }
 
 fn images_in_library(folder: &Path) -> Images {
-    Images {
-        library: Some(folder.to_owned()),
-        ..Images::in_folders("sm_80", Vec::new())
+    Images::with_library(folder, "sm_80")
+}
+
+impl Images {
+    /// Creates a lookup in which the images in `folder` replace the library's own.
+    pub(in crate::gpu) fn with_library(folder: &Path, architecture: &str) -> Self {
+        Self {
+            library: Some(folder.to_owned()),
+            ..Self::in_folders(architecture, Vec::new())
+        }
     }
 }

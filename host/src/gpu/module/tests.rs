@@ -19,6 +19,8 @@ struct Fake {
     /// `None`.
     reports: bool,
     local_bytes: u32,
+    /// True if the driver refuses cubins.
+    refuses_cubins: bool,
     modules: Mutex<Vec<Image>>,
     /// Parameters of the kernels that were looked up, by symbol.
     found: Mutex<BTreeMap<String, Vec<(usize, usize)>>>,
@@ -46,6 +48,7 @@ impl Fake {
             },
             reports,
             local_bytes: 0,
+            refuses_cubins: false,
             modules: Mutex::default(),
             found: Mutex::default(),
         }
@@ -64,12 +67,19 @@ impl DeviceDriver for Fake {
 
 impl ModuleDriver for Fake {
     fn load(&self, image: &[u8]) -> DriverResult<RawModule> {
-        if self.properties.architecture.starts_with("sm_") && image.last() != Some(&0) {
-            return Err(fusewire_driver::Error::Driver {
+        let refused = |detail: &str| {
+            Err(fusewire_driver::Error::Driver {
                 library: "fake",
                 call: "load",
-                detail: "PTX without its zero byte".to_owned(),
-            });
+                detail: detail.to_owned(),
+            })
+        };
+        let is_text = !image.starts_with(b"\x7fELF");
+        if is_text && image.last() != Some(&0) {
+            return refused("PTX without its zero byte");
+        }
+        if !is_text && self.refuses_cubins {
+            return refused("no binary for this GPU");
         }
         // Parses the bytes again, because a driver receives only the bytes of an image.
         let image = Image::new("loaded", image.to_vec()).unwrap();
@@ -128,6 +138,7 @@ impl ModuleDriver for Fake {
 
 fn point(architecture: &str) -> (Image, Vec<&'static KernelInfo>) {
     let image = Images::in_folders(architecture, Vec::new())
+        .without_cubins()
         .library("point")
         .unwrap();
     let kernels = KERNELS.iter().copied().flatten();
@@ -144,6 +155,36 @@ fn detail(result: Result<Module>) -> String {
         Err(Error::Image { image, detail }) => format!("{image}: {detail}"),
         other => panic!("{other:?}"),
     }
+}
+
+/// Checks that a driver that refuses cubins gets PTX, and that any other driver gets no PTX.
+#[test]
+fn ptx_is_loaded_where_the_driver_refuses_cubins() {
+    for refuses_cubins in [false, true] {
+        let driver = Fake {
+            refuses_cubins,
+            ..Fake::new("sm_90", true)
+        };
+        let images = Images::in_folders("sm_90", Vec::new());
+        let modules = load_library(&driver, &images, KERNELS).unwrap();
+        let loaded = driver.modules.lock().unwrap();
+        assert_eq!(loaded.len(), modules.len());
+        assert!(
+            loaded
+                .iter()
+                .all(|image| image.is_cubin() != refuses_cubins)
+        );
+    }
+    // An error that PTX has, too, is not hidden.
+    let driver = Fake {
+        refuses_cubins: true,
+        ..Fake::new("sm_90", true)
+    };
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("all_reduce.sm_90.ptx"), "no image").unwrap();
+    let images = Images::with_library(folder.path(), "sm_90");
+    let error = load_library(&driver, &images, KERNELS).unwrap_err();
+    assert!(error.to_string().contains("neither PTX"), "{error}");
 }
 
 /// Loads all library images with two drivers for each architecture: one that reports kernel
