@@ -47,8 +47,11 @@ pub const PAIR_DATA: usize = 8;
 /// Offset from a ready line of the word that says that a stream has arrived by the network: the
 /// second one of the done line.
 const ARRIVED_AT: u64 = LINE + 8;
-/// Number of peers to which a lane sends a unit that it has read once.
+/// Number of peers whose slots a lane looks up at once.
 const PEERS_AT_ONCE: usize = 4;
+/// Number of units that a lane reads before it sends the first, after the prefetched one. Then a
+/// block of 512 lanes reads 16 KiB in one memory round trip.
+const UNITS_AT_ONCE: usize = 3;
 /// Epochs from one scrub of a part of the slots to the next.
 const SCRUB_PERIOD: u64 = 4096;
 /// Two-packet units that one scrub clears in each slot.
@@ -183,8 +186,8 @@ impl Slots {
         unsafe { self.send(session, from, prefetch, true) };
     }
 
-    /// Sends to all other ranks and, if `to_self` is true, at last to this one. A rank that has
-    /// received its own unit may therefore overwrite its elements: they are not read again.
+    /// Sends to all other ranks and, if `to_self` is true, to this one. A lane reads a unit once,
+    /// before it sends it. So a rank that has received its own unit may overwrite its elements.
     #[inline(always)]
     unsafe fn send<M: Machine>(
         &self,
@@ -228,35 +231,36 @@ impl Slots {
         }
         let units = 1 + bytes.div_ceil(PAIR_DATA);
         let header = session.fingerprint() | (bytes as u64) << 32;
-        // All lanes walk units, each of which goes to several peers while its data is in registers.
+        // All lanes walk units, whose data is in registers while it goes to all peers.
         let steps = ranks + u32::from(to_self);
-        let mut step = 1;
-        while step < steps {
-            // Loads the addresses before the first store, so that they do not wait for each other.
-            let slots: [*mut u8; PEERS_AT_ONCE] = core::array::from_fn(|i| {
-                let step = (step + i as u32).min(steps - 1);
-                self.departure(session.comm(), ring(me, step, ranks))
-            });
-            for unit in block.elements_of_block(units) {
-                let data = if unit == 0 {
-                    header
-                } else if unit == block.rank() as usize {
-                    prefetch.0
-                } else {
-                    // SAFETY: the unit is within the stream, which is readable at `from`.
-                    unsafe { read_pair(from, bytes, unit - 1) }
-                };
-                let packets = [self.pack(data as u32), self.pack((data >> 32) as u32)];
-                for i in 0..PEERS_AT_ONCE {
-                    if step + (i as u32) < steps {
-                        let to = slots[i].wrapping_add(unit * 16).cast::<u64>();
-                        // SAFETY: the unit is within the stream, and `open` has checked that the
-                        // stream fits the slot.
-                        unsafe { mem::store_packets(to, packets) };
-                    }
-                }
+        let (lane, lanes) = (block.rank() as usize, block.size() as usize);
+        let is_aligned = (from as usize).is_multiple_of(PAIR_DATA);
+        let mut unit = lane;
+        while unit < units {
+            // The last unit of the batch ends at this byte.
+            let end = (unit + (UNITS_AT_ONCE - 1) * lanes) * PAIR_DATA;
+            if is_aligned && unit != lane && end <= bytes {
+                let data = core::array::from_fn(|i| {
+                    let at = from.wrapping_add((unit - 1 + i * lanes) * PAIR_DATA);
+                    // SAFETY: the unit is within the stream by the condition, and aligned.
+                    unsafe { mem::read(at.cast::<u64>()) }
+                });
+                // SAFETY: the units are within the stream by the condition.
+                unsafe { self.send_units::<M, UNITS_AT_ONCE>(session, unit, data, steps) };
+                unit += UNITS_AT_ONCE * lanes;
+                continue;
             }
-            step += PEERS_AT_ONCE as u32;
+            let data = if unit == 0 {
+                header
+            } else if unit == lane {
+                prefetch.0
+            } else {
+                // SAFETY: the unit is within the stream, which is readable at `from`.
+                unsafe { read_pair(from, bytes, unit - 1) }
+            };
+            // SAFETY: `unit < units`.
+            unsafe { self.send_units::<M, 1>(session, unit, [data], steps) };
+            unit += lanes;
         }
         if session.comm().is_split() {
             block.publish(Scope::System);
@@ -273,6 +277,45 @@ impl Slots {
                 }
                 peer += block.size();
             }
+        }
+    }
+
+    /// Sends units `first`, `first + lanes`, .. of the stream, whose bytes are `data`, to the ranks
+    /// at steps `1..steps` of the ring. One lane.
+    ///
+    /// # Safety
+    /// The units must be within the stream.
+    #[inline(always)]
+    unsafe fn send_units<M: Machine, const N: usize>(
+        &self,
+        session: &Session<M>,
+        first: usize,
+        data: [u64; N],
+        steps: u32,
+    ) {
+        let (me, ranks) = (session.comm().rank(), session.comm().size());
+        let lanes = session.block().size() as usize;
+        let mut step = 1;
+        while step < steps {
+            // Loads the addresses before the first store, so that they do not wait for each other.
+            let slots: [*mut u8; PEERS_AT_ONCE] = core::array::from_fn(|i| {
+                let step = (step + i as u32).min(steps - 1);
+                self.departure(session.comm(), ring(me, step, ranks))
+            });
+            for n in 0..N {
+                let low = self.pack(data[n] as u32);
+                let high = self.pack((data[n] >> 32) as u32);
+                for i in 0..PEERS_AT_ONCE {
+                    if step + (i as u32) < steps {
+                        let unit = first + n * lanes;
+                        let to = slots[i].wrapping_add(unit * 16).cast::<u64>();
+                        // SAFETY: the unit is within the stream, and `open` has checked that the
+                        // stream fits the slot.
+                        unsafe { mem::store_packets(to, [low, high]) };
+                    }
+                }
+            }
+            step += PEERS_AT_ONCE as u32;
         }
     }
 

@@ -249,7 +249,8 @@ pub struct Options {
     /// Agreed.
     pub staging_bytes: u64,
     /// Size of a packet slot in bytes. A rank has two slots per block and rank. If they exceed 256
-    /// MiB together, the slots are made smaller. Default: 32 KiB. Agreed.
+    /// MiB together, the slots are made smaller. 0 selects the device's default: 32 KiB on a CPU,
+    /// and 64 KiB on a GPU, where a slot then has room for a row of 16,380 bf16 elements. Agreed.
     pub packet_slot_bytes: u64,
     /// Size of a channel slot in bytes. A channel connects two ranks. Default: 64 KiB. Agreed.
     pub channel_slot_bytes: u64,
@@ -624,7 +625,7 @@ impl Default for Options {
             bootstrap_timeout: None,
             algorithm: Algorithm::Auto,
             staging_bytes: 0,
-            packet_slot_bytes: 32 << 10,
+            packet_slot_bytes: 0,
             channel_slot_bytes: 64 << 10,
             channel_depth: 4,
             blocks: 0,

@@ -145,9 +145,16 @@ const ONE_SHOT_BYTES: u64 = 4 << 10;
 /// cost as much as the two signals of the other algorithms from this size on.
 const GPU_PACKET_BYTES: u64 = 64 << 10;
 
-/// Maximum size in bytes of one-shot all_reduce on 8 GPUs. The limit is twice as high for 4 GPUs
-/// and four times as high for 2. Not measured: taken from vLLM's thresholds.
-const GPU_ONE_SHOT_BYTES: u64 = 256 << 10;
+/// Maximum size in bytes of one-shot all_reduce on more than 4 GPUs, on 3 or 4, and on 2. Two-shot
+/// has the same signals, and also awaits that its results have reached the peers, in about 0.8 us.
+/// With P GPUs, a GPU receives (P - 1) S bytes in one-shot, and 2 (P - 1) / P S in two-shot. At 350
+/// GB/s the difference takes 0.8 us at 52 KiB with 8 GPUs, and at 182 KiB with 4. With 2 there is
+/// no difference. Not measured over NVLink.
+const GPU_ONE_SHOT_BYTES: [u64; 3] = [48 << 10, 128 << 10, 1 << 20];
+
+/// Like [`GPU_ONE_SHOT_BYTES`], for fused norms. Higher, because a row is the work of one block, and
+/// two-shot gives a GPU fewer rows. Not measured over NVLink.
+const GPU_NORM_BYTES: [u64; 3] = [256 << 10, 512 << 10, 1 << 20];
 
 /// Maximum number of staging bytes that one round uses on the CPU, summed over all rows. The limit
 /// keeps the data of a round in a core's cache. On a GPU a round costs about 10 us, whatever its
@@ -194,12 +201,14 @@ impl Machine {
         }
     }
 
-    /// Returns the maximum size in bytes of one-shot all_reduce.
-    const fn one_shot_bytes(self, ranks: u32) -> u64 {
+    /// Returns the maximum size in bytes of one-shot all_reduce, or of a one-shot norm. `gpus` has
+    /// the limits of GPUs.
+    const fn one_shot_bytes(self, ranks: u32, gpus: [u64; 3]) -> u64 {
+        let [many, few, two] = gpus;
         match self.gpu {
-            true if ranks <= 2 => 4 * GPU_ONE_SHOT_BYTES,
-            true if ranks <= 4 => 2 * GPU_ONE_SHOT_BYTES,
-            true => GPU_ONE_SHOT_BYTES,
+            true if ranks <= 2 => two,
+            true if ranks <= 4 => few,
+            true => many,
             false => ONE_SHOT_BYTES,
         }
     }
@@ -387,7 +396,7 @@ fn algorithm(op: &Op, agreed: &Agreed<'_>) -> Algorithm {
         _ if packets && bytes <= machine.packet_bytes(ranks) => Algorithm::Packet,
         // Two-shot writes to other ranks' outputs.
         _ if machine.split => Algorithm::Signal,
-        _ if bytes <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
+        _ if bytes <= machine.one_shot_bytes(ranks, GPU_ONE_SHOT_BYTES) => Algorithm::Signal,
         _ => Algorithm::TwoShot,
     }
 }
@@ -425,7 +434,8 @@ fn norm(agreed: &Agreed<'_>, rows: u64, bytes: u64, hidden: usize, row_bytes: us
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot => Algorithm::TwoShot,
         _ if packets && bytes <= machine.packet_bytes(ranks) => Algorithm::Packet,
-        _ if rows < u64::from(ranks) || bytes <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
+        _ if rows < u64::from(ranks) => Algorithm::Signal,
+        _ if bytes <= machine.one_shot_bytes(ranks, GPU_NORM_BYTES) => Algorithm::Signal,
         // Between two ranks, two-shot moves as many bytes, and often through staging.
         _ if machine.gpu && ranks <= 2 => Algorithm::Signal,
         _ => Algorithm::TwoShot,

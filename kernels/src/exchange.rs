@@ -501,29 +501,36 @@ impl Memory {
     /// read staging only between ready and done.
     #[inline(always)]
     fn stage<M: Machine>(&self, session: &Session<M>, round: Round, staging: u64) {
-        let MemoryLayout { size, count, .. } = self.layout;
+        let MemoryLayout {
+            size,
+            count,
+            source_rows,
+            shards,
+            ..
+        } = self.layout;
         let block = session.block();
         let to = session.comm().own(staging);
-        let mut row = 0;
-        while row < self.layout.source_rows as usize {
-            let mut shard = 0;
-            while shard < self.layout.shards {
-                let part = self.part(block, round, shard);
-                // SAFETY: the part is within a row of the input; staging has room for a chunk of
-                // each row (both by `Memory::new`).
-                unsafe {
-                    bulk::copy_staged(
-                        block,
-                        to.add((row * round.stride() + part.first) * size),
-                        self.source.add((row * count + part.start()) * size),
-                        part.len * size,
-                        Policy::Cached,
-                    );
-                }
-                shard += 1;
-            }
-            row += 1;
+        // SAFETY: the kernels of this family use the start of shared memory only for such tables.
+        // There are at most as many rows as ranks: either rows are those of ranks, or shards.
+        let tables = unsafe { Tables::new(block, session.comm().size()) };
+        let parts = source_rows * shards;
+        for index in block.elements_of_block(parts as usize) {
+            let (row, shard) = if shards > 1 {
+                (0, index as u32)
+            } else {
+                (index, 0)
+            };
+            let part = self.part(block, round, shard);
+            let from = (row * count + part.start()) * size;
+            let to = to.wrapping_add((row * round.stride() + part.first) * size);
+            let bytes = (part.len * size) as u64;
+            tables.set_source(index as u32, self.source.wrapping_add(from), bytes);
+            tables.set_target(index as u32, to);
         }
+        block.sync();
+        // SAFETY: the lanes have set an entry for each part, and passed a barrier. A part is within
+        // a row of the input; staging has room for a chunk of each row (both by `Memory::new`).
+        unsafe { bulk::copy_rows(block, tables, parts, Policy::Cached) };
     }
 
     /// Copies what peers wrote into staging, which `done` has acquired, to the output. This rank
@@ -536,27 +543,25 @@ impl Memory {
         staging: u64,
         policy: Policy,
     ) {
-        let size = self.layout.size;
+        let MemoryLayout { size, shards, .. } = self.layout;
         let block = session.block();
         let from = session.comm().own(staging);
-        let mut shard = 0;
-        while shard < self.layout.shards {
-            if shard != session.comm().rank() {
-                let part = self.part(block, round, shard);
-                // SAFETY: the part is within a chunk of staging and within the output, which has a
-                // row if peers write it (both by `Memory::new`).
-                unsafe {
-                    bulk::copy_staged(
-                        block,
-                        self.target.add(part.start() * size),
-                        from.add(part.first * size),
-                        part.len * size,
-                        policy,
-                    );
-                }
-            }
-            shard += 1;
+        // SAFETY: as in `stage`; the round's data has moved, so that its tables are not used again.
+        let tables = unsafe { Tables::new(block, session.comm().size()) };
+        for shard in block.elements_of_block(shards as usize) {
+            let shard = shard as u32;
+            let part = self.part(block, round, shard);
+            let is_own = shard == session.comm().rank();
+            let bytes = if is_own { 0 } else { part.len * size };
+            let from = from.wrapping_add(part.first * size);
+            tables.set_source(shard, from, bytes as u64);
+            tables.set_target(shard, self.target.wrapping_add(part.start() * size));
         }
+        block.sync();
+        // SAFETY: the lanes have set an entry for each shard, and passed a barrier. A part is within
+        // a chunk of staging and within the output, which has a row if peers write it (both by
+        // `Memory::new`).
+        unsafe { bulk::copy_rows(block, tables, shards, policy) };
         block.sync();
     }
 
@@ -584,6 +589,19 @@ impl Memory {
             unsafe { bulk::copy(session.block(), to, from, bytes, policy) };
         }
         Ok(())
+    }
+
+    /// Returns the address of a part of row `row` of `rank`'s input for one lane: see
+    /// [`Session::fetch`].
+    #[inline(always)]
+    pub(crate) fn fetch<M: Machine>(
+        &self,
+        session: &Session<M>,
+        part: Part,
+        rank: u32,
+        row: u32,
+    ) -> Option<*const u8> {
+        self.source_of(session, part, rank, row)?.fetch(session)
     }
 
     /// Copies a part of the first row of the input to the same part of row `to` of the output, if
@@ -697,8 +715,7 @@ impl Memory {
         let mut failed = false;
         for rank in block.elements_of_block(session.comm().size() as usize) {
             let rank = rank as u32;
-            let source = self.source_of(session, part, rank, row);
-            match source.and_then(|source| source.fetch(session)) {
+            match self.fetch(session, part, rank, row) {
                 Some(at) => tables.set_source(rank, at, session.word(rank, word::SCALAR)),
                 None => failed = true,
             }

@@ -9,6 +9,7 @@
 //! output. Other ranks do not read the memory that a rank then writes. For all_to_all in place, the
 //! host passes no window address for the input, so the input is staged.
 
+use fusewire_device::bulk::{self, Tables};
 use fusewire_device::call::Operation;
 use fusewire_device::comm::ring;
 use fusewire_device::mem::Policy;
@@ -43,19 +44,51 @@ impl<M: Machine> Body<M> for PullPlan {
         memory: &Memory,
         round: Round,
     ) -> Result<(), Aborted> {
-        let part = memory.part(session.block(), round, 0);
-        let mut step = 0;
-        while step < self.ranks {
-            let rank = ring(self.first, step, session.ranks());
-            let row = match memory.layout().target_rows {
-                0 | 1 => 0,
-                _ => rank,
-            };
-            memory.pull(session, part, (rank, self.row), row, self.policy)?;
-            step += 1;
+        let block = session.block();
+        let part = memory.part(block, round, 0);
+        if M::LANES == 1 {
+            let mut step = 0;
+            while step < self.ranks {
+                let (rank, row) = self.row(session, memory, step);
+                memory.pull(session, part, (rank, self.row), row, self.policy)?;
+                step += 1;
+            }
+            return Ok(());
         }
-        session.block().sync();
+        // SAFETY: a kernel that moves rows uses the start of shared memory only for these tables.
+        let tables = unsafe { Tables::new(block, session.ranks()) };
+        let mut failed = false;
+        for step in block.elements_of_block(self.ranks as usize) {
+            let (rank, row) = self.row(session, memory, step as u32);
+            let from = memory.fetch(session, part, rank, self.row);
+            match (from, memory.own_target(row, part)) {
+                (Some(from), Some(to)) => {
+                    let bytes = part.len() * memory.layout().size;
+                    tables.set_source(step as u32, from, bytes as u64);
+                    tables.set_target(step as u32, to);
+                }
+                _ => failed = true,
+            }
+        }
+        session.settle(!block.any(failed) && session.fetched())?;
+        // SAFETY: the lanes have set an entry for each row, and passed a barrier. The sources were
+        // checked against the input or their windows, and their owners write them only after this
+        // rank's done signal; the targets were checked against the output.
+        unsafe { bulk::copy_rows(block, tables, self.ranks, self.policy) };
+        block.sync();
         Ok(())
+    }
+}
+
+impl PullPlan {
+    /// Returns rank number `step` to pull from, and the row of the output for its data.
+    #[inline(always)]
+    fn row<M: Machine>(&self, session: &Session<M>, memory: &Memory, step: u32) -> (u32, u32) {
+        let rank = ring(self.first, step, session.ranks());
+        match memory.layout().target_rows {
+            0 | 1 => (rank, 0),
+            _ => (rank, rank),
+        }
     }
 }
 

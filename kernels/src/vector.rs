@@ -6,12 +6,13 @@
 //! The peer compares the length with the one that it expects, so counts that disagree are reported
 //! and corrupt nothing.
 
+use fusewire_device::arch;
+use fusewire_device::bulk::{self, Tables};
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::FailureKind;
 use fusewire_device::mem::Policy;
 use fusewire_device::session::Session;
 use fusewire_device::{Aborted, Block, Group, In, Machine, Out, kernel, wait};
-use fusewire_device::{arch, bulk};
 
 use crate::exchange::{CHUNKED, word};
 use crate::fused::MAX_RANKS;
@@ -45,13 +46,19 @@ impl Parts {
         let (block, ranks) = (session.block(), session.ranks());
         let offsets = block.shared().wrapping_add(at * Self::bytes(ranks)).cast();
         let parts = Self { offsets, ranks };
+        // All counts at once, because each may be a memory round trip.
+        for rank in block.elements_of_block(ranks as usize) {
+            parts.set(rank as u32, counts.get(rank));
+        }
+        block.sync();
         if block.is_leader() {
             let mut end = 0u64;
             let mut rank = 0;
             while rank < ranks {
+                let count = parts.get(rank);
                 parts.set(rank, end);
                 // A sum that would overflow saturates, and `Vector::check` then refuses the parts.
-                end = end.saturating_add(counts.get(rank as usize));
+                end = end.saturating_add(count);
                 rank += 1;
             }
             parts.set(ranks, end);
@@ -62,15 +69,20 @@ impl Parts {
 
     #[inline(always)]
     fn set(self, index: u32, offset: u64) {
-        // SAFETY: `index <= ranks`; the leader is the only lane that writes, before the barrier.
+        // SAFETY: `index <= ranks`; one lane writes an entry before each barrier of `read`.
         unsafe { self.offsets.add(index as usize).write(offset) };
+    }
+
+    #[inline(always)]
+    fn get(self, index: u32) -> u64 {
+        // SAFETY: `index <= ranks`; the entry was written before a barrier of `read`.
+        unsafe { self.offsets.add(index as usize).read() }
     }
 
     /// Returns the offset of the part of `rank`, or the end of all parts for the number of ranks.
     #[inline(always)]
     fn offset(self, rank: u32) -> usize {
-        // SAFETY: `rank <= ranks`; the leader wrote the word before the barrier of `read`.
-        unsafe { self.offsets.add(rank as usize).read() as usize }
+        self.get(rank) as usize
     }
 
     /// Returns the number of elements of the part of `rank`.
@@ -99,8 +111,16 @@ impl Parts {
     }
 }
 
-// Shared memory has the parts of the input and of the output.
-const _: () = assert!(2 * Parts::bytes(MAX_RANKS) <= arch::SHARED_BYTES - arch::RESERVED_BYTES);
+/// Returns the offset in shared memory of the tables for the copies, after the parts of the input and
+/// of the output.
+const fn tables_at(ranks: u32) -> usize {
+    2 * Parts::bytes(ranks)
+}
+
+const _: () = {
+    let used = tables_at(MAX_RANKS) + Tables::bytes(MAX_RANKS);
+    assert!(used <= arch::SHARED_BYTES - arch::RESERVED_BYTES);
+};
 
 /// One rank's side of a vector operation: part p of the input is for rank p, part p of the output
 /// from rank p.
@@ -192,25 +212,25 @@ impl Vector<'_> {
         let mut chunked = staged;
         let mut first_round = true;
         let mut start = 0;
+        // SAFETY: the tables follow the parts, and nothing else uses their memory.
+        let tables = unsafe { Tables::new_at(block, ranks, tables_at(ranks)) };
         loop {
             if staged {
                 let staging = session.comm().own(workspace.staging_in);
-                for row in 0..rows {
-                    let (offset, length) = self.outgoing(me, row);
+                for row in block.elements_of_block(rows as usize) {
+                    let (offset, length) = self.outgoing(me, row as u32);
                     let (first, last) = part(block, length, start, chunk, true);
-                    let from = self.source.as_ptr();
-                    // SAFETY: `check` has compared the counts with the input; a chunk of each row
-                    // fits staging by the precondition.
-                    unsafe {
-                        bulk::copy_staged(
-                            block,
-                            staging.add((row as usize * stride + first) * size),
-                            from.add((offset + start + first) * size),
-                            (last - first) * size,
-                            Policy::Cached,
-                        );
-                    }
+                    let from = (offset + start + first) * size;
+                    let from = self.source.as_ptr().wrapping_add(from);
+                    let to = staging.wrapping_add((row * stride + first) * size);
+                    tables.set_source(row as u32, from, ((last - first) * size) as u64);
+                    tables.set_target(row as u32, to);
                 }
+                block.sync();
+                // SAFETY: the lanes have set an entry for each row, and passed a barrier. `check`
+                // has compared the counts with the input; a chunk of each row fits staging by the
+                // precondition.
+                unsafe { bulk::copy_rows(block, tables, rows, Policy::Cached) };
             }
             let words = |peer: u32| {
                 let (offset, length) = self.outgoing(me, peer);
@@ -264,42 +284,48 @@ impl Vector<'_> {
                 }
             }
             let window = if chunked { chunk } else { all_longest };
-            for rank in 0..ranks {
+            let mut failed = false;
+            for rank in block.elements_of_block(ranks as usize) {
+                let rank = rank as u32;
                 let (to, length) = (self.receive.offset(rank), self.receive.count(rank));
                 let (first, last) = part(block, length, start, window, chunked);
                 let bytes = (last - first) * size;
                 let target = (to + start + first) * size;
                 let target = self.target.as_ptr().wrapping_add(target);
-                if bytes == 0 {
-                    continue;
-                }
-                let theirs_staged = session.word(rank, word::FLAGS) & CHUNKED != 0;
-                let from = if rank == me {
+                let from = if bytes == 0 {
+                    Some(target.cast_const())
+                } else if rank == me {
                     let (offset, _) = self.outgoing(me, me);
                     let byte = (offset + start + first) * size;
                     Some(self.source.as_ptr().wrapping_add(byte))
                 } else {
+                    let theirs_staged = session.word(rank, word::FLAGS) & CHUNKED != 0;
                     let index = if theirs_staged { first } else { start + first };
                     let addr = WindowAddr(session.word(rank, word::SOURCE));
                     let offset = addr.offset().wrapping_add((index * size) as u64);
                     let inside = WindowAddr::new(addr.window(), offset);
-                    let staging = workspace.staging_out + (first * size) as u64;
-                    session.pull(inside, rank, bytes as u64, staging)
+                    let copy = (rank as usize * stride + first) * size;
+                    let staging = workspace.staging_out + copy as u64;
+                    session.fetch(inside, rank, bytes as u64, staging)
                 };
-                let Some(from) = from else {
-                    block.sync();
-                    session.abandon();
-                    return false;
-                };
-                if !core::ptr::eq(target, from) {
-                    let policy = self.exchange.policy();
-                    // SAFETY: the source was checked against its window, and `check` has compared
-                    // the counts with the output.
-                    unsafe { bulk::copy(block, target, from, bytes, policy) };
+                match from {
+                    Some(from) => tables.set_source(rank, from, bytes as u64),
+                    None => failed = true,
                 }
+                tables.set_target(rank, target);
             }
+            if block.any(failed) || !session.fetched() {
+                session.abandon();
+                return false;
+            }
+            // SAFETY: the lanes have set an entry for each rank, and passed a barrier. The sources
+            // were checked against their windows, and `check` has compared the counts with the
+            // output.
+            unsafe { bulk::copy_rows(block, tables, ranks, self.exchange.policy()) };
             block.sync();
-            if session.done().is_err() {
+            // SAFETY: since the round was opened, the block has written only this rank's output,
+            // which peers do not read.
+            if unsafe { session.done_after(false) }.is_err() {
                 return false;
             }
             start += window;

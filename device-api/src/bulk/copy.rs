@@ -1,9 +1,9 @@
 //! Copies.
 
-use crate::group::Group;
+use crate::group::{Block, Group, Machine, slice};
 use crate::mem::{self, Policy};
 
-use super::{AHEAD, prefetch_write};
+use super::{AHEAD, Tables, prefetch_write};
 
 /// Copies `bytes` bytes; the ranges must not overlap. All lanes of the group together.
 ///
@@ -69,6 +69,74 @@ pub unsafe fn copy_staged<G: Group>(
 ) {
     // SAFETY: the precondition of this function.
     unsafe { copy(group, to, from, bytes, policy) };
+}
+
+/// Copies rows: row i from source i of the tables to target i. The scalar of a row is its length in
+/// bytes. A row whose source is its target is left out.
+///
+/// The warps share the rows, so that loads from all sources are in flight together: each source may
+/// be another GPU. All lanes of the block together.
+///
+/// # Safety
+/// Sources and targets `0..rows` must be set, and the block must have passed a barrier since. As
+/// [`copy`] for each row.
+#[inline(always)]
+pub unsafe fn copy_rows<M: Machine>(block: Block<M>, tables: Tables, rows: u32, policy: Policy) {
+    let Tables {
+        sources,
+        scalars,
+        targets,
+    } = tables;
+    // SAFETY: the precondition of this function.
+    unsafe { copy_table(block, sources, scalars, targets, rows, policy) };
+}
+
+/// Does what [`copy_rows`] does. On NVIDIA this is a function, so an image contains it once. The
+/// tables are passed one by one, because a struct would be passed in local memory.
+///
+/// # Safety
+/// As [`copy_rows`].
+#[cfg_attr(any(target_arch = "nvptx64", target_arch = "amdgpu"), inline(never))]
+#[cfg_attr(
+    not(any(target_arch = "nvptx64", target_arch = "amdgpu")),
+    inline(always)
+)]
+unsafe fn copy_table<M: Machine>(
+    block: Block<M>,
+    sources: *mut u64,
+    scalars: *mut u64,
+    targets: *mut u64,
+    rows: u32,
+    policy: Policy,
+) {
+    let tables = Tables {
+        sources,
+        scalars,
+        targets,
+    };
+    // Not 0, because a division by it would be a panic.
+    let divisor = rows.max(1);
+    // Several warps share a row if there are enough.
+    let pieces = (block.warps() / divisor).max(1);
+    for piece in block.elements_of_warp((rows * pieces) as usize) {
+        let (row, piece) = (piece as u32 % divisor, piece as u32 / divisor);
+        let (to, from) = (tables.target(row), tables.source(row));
+        let bytes = tables.scalar(row) as usize;
+        let (first, last) = slice(bytes, 64, piece as usize, pieces as usize);
+        if !core::ptr::eq(to, from) {
+            // SAFETY: the precondition of this function; `first <= last`, and `last` is at most the
+            // length of the row.
+            unsafe {
+                copy(
+                    block.warp(),
+                    to.add(first),
+                    from.add(first),
+                    last - first,
+                    policy,
+                );
+            }
+        }
+    }
 }
 
 /// Copies `bytes` bytes like [`copy`], while other accesses to the memory of the peer may race:

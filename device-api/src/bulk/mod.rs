@@ -14,7 +14,7 @@ use crate::element::{Element, Reduction};
 use crate::group::{Block, Machine};
 use crate::mem::{self, Policy};
 
-pub use copy::{copy, copy_shared, copy_staged};
+pub use copy::{copy, copy_rows, copy_shared, copy_staged};
 pub use tables::Tables;
 
 use lanes::reduce_lanes;

@@ -6,9 +6,9 @@ use crate::group::{Block, Machine};
 /// that rank's scalar, and the addresses of the results.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
-    sources: *mut u64,
-    scalars: *mut u64,
-    targets: *mut u64,
+    pub(super) sources: *mut u64,
+    pub(super) scalars: *mut u64,
+    pub(super) targets: *mut u64,
 }
 
 impl Tables {
@@ -25,7 +25,18 @@ impl Tables {
     /// be called with ranks and targets below `ranks`.
     #[inline(always)]
     pub unsafe fn new<M: Machine>(block: Block<M>, ranks: u32) -> Self {
-        let sources = block.shared().cast::<u64>();
+        // SAFETY: the precondition of this function.
+        unsafe { Self::new_at(block, ranks, 0) }
+    }
+
+    /// Returns the tables for `ranks` ranks at byte `start` of `block`'s shared memory, a multiple
+    /// of 8.
+    ///
+    /// # Safety
+    /// As [`Tables::new`], for the bytes from `start` on, which must be in the shared memory.
+    #[inline(always)]
+    pub unsafe fn new_at<M: Machine>(block: Block<M>, ranks: u32, start: usize) -> Self {
+        let sources = block.shared().wrapping_add(start).cast::<u64>();
         Self {
             sources,
             scalars: sources.wrapping_add(ranks as usize),

@@ -145,7 +145,8 @@ typedef struct fusewire_options {
                                  environment, or 600 */
   uint64_t staging_bytes;     /* * size of each of the two staging areas, for input and output;
                                  default 8 MiB on a GPU, 1 MiB on a CPU */
-  uint64_t packet_slot_bytes; /* * size of a packet slot; default 32 KiB */
+  uint64_t packet_slot_bytes; /* * size of a packet slot; default 64 KiB on a GPU, 32 KiB on a
+                                 CPU */
   uint32_t blocks;            /* * blocks of a launch, at most 64; default 16 on a GPU, 1 on a
                                  CPU */
   uint32_t threads;           /* * threads of a block on a GPU: a multiple of 64, at most 512 (the

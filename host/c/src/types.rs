@@ -81,7 +81,7 @@ pub struct FusewireOptions {
     /// Size of the staging area for input in bytes; 0 for the default of the device. The staging
     /// area for output has the same size.
     pub staging_bytes: u64,
-    /// Size of a packet slot in bytes; 0 for 32 KiB.
+    /// Size of a packet slot in bytes; 0 for the default of the device.
     pub packet_slot_bytes: u64,
     /// Number of blocks of a launch; 0 for the default of the device.
     pub blocks: u32,

@@ -382,7 +382,7 @@ fn options_that_must_agree_are_compared_at_bootstrap() {
     let changes: [fn(&mut Options); 7] = [
         |options| options.algorithm = Algorithm::TwoShot,
         |options| options.staging_bytes = 2 << 20,
-        |options| options.packet_slot_bytes *= 2,
+        |options| options.packet_slot_bytes = 16 << 10,
         |options| options.channel_depth += 1,
         |options| options.blocks = 2,
         |options| options.testing.lanes = 32,

@@ -48,6 +48,9 @@ impl Options {
         if self.staging_bytes == 0 {
             self.staging_bytes = if device.is_gpu() { 8 << 20 } else { 1 << 20 };
         }
+        if self.packet_slot_bytes == 0 {
+            self.packet_slot_bytes = if device.is_gpu() { 64 << 10 } else { 32 << 10 };
+        }
         // Longer timeouts would overflow the time at which they end.
         self.timeout = self.timeout.min(LONGEST_TIMEOUT);
         self.bootstrap_timeout = self.bootstrap_timeout.map(|it| it.min(LONGEST_TIMEOUT));
