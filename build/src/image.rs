@@ -167,8 +167,8 @@ fn kernels(
         .collect()
 }
 
-/// Runs ptxas on the PTX in the file `ptx`, whose content is `text`. Returns the cubin's path and the
-/// output. Reuses those of an earlier run with the same input.
+/// Runs ptxas on the PTX in the file `ptx`, whose content is `text`. Returns the path of the cubin
+/// and the output of ptxas. If an earlier run had the same input, returns those of that run.
 fn assemble(ptxas: &Path, ptx: &Path, text: &str, target: Target) -> Result<(PathBuf, String)> {
     let version = toolchain::ask(ptxas, &["--version"]).unwrap_or_default();
     let stamp = format!("{}\n{version}\n----\n", sources::sha256(text.as_bytes()));

@@ -5,8 +5,8 @@
 //! give the same bytes on every machine.
 //!
 //! NVIDIA's images are PTX and cubins. A driver compiles PTX in every process that loads it, which
-//! takes half a minute for all kernels. The cubins are made by the ptxas of CUDA 12, so that drivers
-//! for CUDA 12 load them too.
+//! takes half a minute for all kernels. The cubins are made by the ptxas of CUDA 12, so that
+//! drivers for CUDA 12 load them too.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -455,8 +455,8 @@ pub fn cubin_format(ptxas: &str) -> Result<u32> {
     }
 }
 
-/// Returns [`PackedImage::format`] of PTX or a code object. Refuses a code object of another version than
-/// [`recipe::CODE_OBJECT`].
+/// Returns [`PackedImage::format`] of PTX or a code object. Refuses a code object that is not of
+/// version [`recipe::CODE_OBJECT`].
 fn format(target: Target, bytes: &[u8]) -> core::result::Result<u32, String> {
     if target.vendor() == Vendor::Nvidia {
         let text = core::str::from_utf8(bytes).ok();

@@ -152,8 +152,8 @@ const GPU_PACKET_BYTES: u64 = 64 << 10;
 /// no difference. Not measured over NVLink.
 const GPU_ONE_SHOT_BYTES: [u64; 3] = [48 << 10, 128 << 10, 1 << 20];
 
-/// Like [`GPU_ONE_SHOT_BYTES`], for fused norms. Higher, because a row is the work of one block, and
-/// two-shot gives a GPU fewer rows. Not measured over NVLink.
+/// Like [`GPU_ONE_SHOT_BYTES`], for fused norms. Higher, because a row is the work of one block,
+/// and two-shot gives a GPU fewer rows. Not measured over NVLink.
 const GPU_NORM_BYTES: [u64; 3] = [256 << 10, 512 << 10, 1 << 20];
 
 /// Maximum number of staging bytes that one round uses on the CPU, summed over all rows. The limit

@@ -558,9 +558,9 @@ impl Memory {
             tables.set_target(shard, self.target.wrapping_add(part.start() * size));
         }
         block.sync();
-        // SAFETY: the lanes have set an entry for each shard, and passed a barrier. A part is within
-        // a chunk of staging and within the output, which has a row if peers write it (both by
-        // `Memory::new`).
+        // SAFETY: the lanes have set an entry for each shard, and passed a barrier. A part is
+        // within a chunk of staging and within the output, which has a row if peers write it (both
+        // by `Memory::new`).
         unsafe { bulk::copy_rows(block, tables, shards, policy) };
         block.sync();
     }

@@ -111,8 +111,8 @@ impl Parts {
     }
 }
 
-/// Returns the offset in shared memory of the tables for the copies, after the parts of the input and
-/// of the output.
+/// Returns the offset in shared memory of the tables for the copies. They follow the parts of the
+/// input and of the output.
 const fn tables_at(ranks: u32) -> usize {
     2 * Parts::bytes(ranks)
 }

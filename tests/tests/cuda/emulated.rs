@@ -233,6 +233,35 @@ fn trips_of_a_barrier() {
     });
 }
 
+/// Checks that a rank loads the rows of all peers at once: the dependent loads of an operation do
+/// not grow with the number of ranks.
+#[test]
+fn dependent_loads_do_not_grow_with_the_ranks() {
+    let environment = [
+        ("FUSEWIRE_CUDA_FAKE_TRIPS", "1"),
+        ("FUSEWIRE_CUDA_FAKE_SCHEDULER", "round-robin"),
+        // A warp for each rank.
+        ("FUSEWIRE_CUDA_FAKE_THREADS", "256"),
+    ];
+    let test = "dependent_loads_do_not_grow_with_the_ranks";
+    on_emulator(test, &environment, || {
+        const COUNT: usize = 64;
+        for result in run_threads(8, &Options::default(), |comm| {
+            let count = comm.size() as usize * COUNT;
+            let (x, y) = (tensor(DType::F32, count)?, tensor(DType::F32, count)?);
+            comm.all_to_all_single(&y, &x)
+        }) {
+            result.expect("all ranks");
+        }
+        let fake = Fake::open().expect("the fake");
+        let trips = fake.trips(c"move_rows");
+        // Strong loads: epochs, ready, done. Weak loads: the input, which goes to staging; the
+        // words of the peers; the addresses of their workspaces; their data. A fence for the ready
+        // signal.
+        assert_eq!(trips.matches("\"steps\":[3,4,1]").count(), 8, "{trips}");
+    });
+}
+
 #[test]
 fn ranks_as_processes() {
     if Processes::child() {
