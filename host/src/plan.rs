@@ -469,6 +469,7 @@ pub(crate) fn aligned_end(staging: u64, bytes: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Device;
 
     #[test]
     fn rows_in_staging_are_aligned_and_end_within_it() {
@@ -503,36 +504,51 @@ mod tests {
 
     #[test]
     fn packets_on_gpus_are_limited_by_the_part_of_a_block_and_by_the_ranks() {
-        let options = Options {
-            blocks: 64,
-            ..Options::default()
-        };
-        for (ranks, limit) in [
-            (2, 512 << 10),
-            (3, 128 << 10),
-            (4, 128 << 10),
-            (8, 64 << 10),
+        let options = Options::default().blocks(64).resolved(Device::Cuda(0));
+        for (ranks, limit, next) in [
+            (2, 512 << 10, Algorithm::Signal),
+            (3, 128 << 10, Algorithm::TwoShot),
+            (4, 128 << 10, Algorithm::TwoShot),
+            (8, 64 << 10, Algorithm::TwoShot),
         ] {
             let algorithm = |bytes| on_gpus(ranks, bytes, &options).algorithm;
             assert_eq!(algorithm(limit), Algorithm::Packet, "{ranks} ranks");
-            assert_eq!(algorithm(limit + 2), Algorithm::Signal, "{ranks} ranks");
+            assert_eq!(algorithm(limit + 2), next, "{ranks} ranks");
         }
-        // One block has one slot, of 32 KiB: half of it are flags.
-        let one = Options {
-            blocks: 1,
-            ..Options::default()
-        };
+        // One block has one slot, of 64 KiB: half of it are flags.
+        let one = Options::default().blocks(1).resolved(Device::Cuda(0));
         let room = packet::capacity(one.packet_slot(2)) as usize;
         assert_eq!(on_gpus(2, room, &one).algorithm, Algorithm::Packet);
         assert_eq!(on_gpus(2, room + 2, &one).algorithm, Algorithm::Signal);
     }
 
+    /// A row of a large model is 16 KiB: 8192 elements of bf16.
+    #[test]
+    fn one_row_of_a_norm_goes_by_packets_on_gpus() {
+        let options = Options::default().resolved(Device::Cuda(0));
+        for ranks in [2, 4, 8] {
+            let machine = Machine {
+                split: false,
+                oversubscribed: false,
+                multicast: false,
+                gpu: true,
+            };
+            let agreed = Agreed {
+                options: &options,
+                wanted: Algorithm::Auto,
+                ranks,
+                machine,
+            };
+            assert_eq!(
+                norm(&agreed, 1, 16 << 10, 8192, 32 << 10),
+                Algorithm::Packet
+            );
+        }
+    }
+
     #[test]
     fn small_packets_take_few_blocks_and_threads() {
-        let options = Options {
-            blocks: 16,
-            ..Options::default()
-        };
+        let options = Options::default().resolved(Device::Cuda(0));
         for (bytes, blocks, threads) in [
             (0, 1, 128),
             (512, 1, 128),
@@ -563,7 +579,7 @@ mod tests {
     fn chosen(determinism: Determinism, wanted: Algorithm, multicast: bool, op: &Op) -> Algorithm {
         let options = Options {
             determinism,
-            ..Options::default()
+            ..Options::default().resolved(Device::Cpu)
         };
         let machine = Machine {
             split: false,

@@ -41,7 +41,7 @@ impl Options {
     }
 
     /// Returns the options with the device's defaults in place of zeros.
-    pub(in crate::comm) fn resolved(mut self, device: Device) -> Self {
+    pub(crate) fn resolved(mut self, device: Device) -> Self {
         if self.blocks == 0 {
             self.blocks = if device.is_gpu() { BLOCKS } else { 1 };
         }
