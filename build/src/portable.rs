@@ -26,7 +26,7 @@ pub const FOLDER: &str = "host/images";
 pub const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm90, Target::Gfx90a, Target::Gfx942];
 
 /// Returns the targets of the cubins that are made from the PTX for `target`.
-const fn cubin_targets(target: Target) -> &'static [Target] {
+pub const fn cubin_targets(target: Target) -> &'static [Target] {
     match target {
         Target::Sm80 => &[Target::Sm80],
         Target::Sm90 => &[Target::Sm90, Target::Sm100],

@@ -99,7 +99,7 @@ const SIGNAL_90: &str = "buffer_wbl2;s_waitcnt vmcnt(0);global_store_dwordx2";
 const FENCE: &str = "buffer_wbl2 sc0 sc1;s_waitcnt vmcnt(0);buffer_inv";
 const POLL_42: &str = "global_load_dwordx2;s_waitcnt vmcnt(0);buffer_inv sc0 sc1;s_xor_b64";
 const POLL_90: &str =
-    "global_load_dwordx2;s_waitcnt vmcnt(0);buffer_invl2;buffer_wbinvl1_vol;s_xor_b64";
+    "global_load_dwordx2;s_waitcnt vmcnt(0);buffer_invl2;buffer_wbinvl1_vol;v_lshrrev_b64";
 const SWAP_42: &str = "global_atomic_cmpswap;s_waitcnt vmcnt(0);buffer_inv sc0 sc1";
 const SWAP_90: &str = "global_atomic_cmpswap;s_waitcnt vmcnt(0);buffer_invl2";
 const BEFORE_SWAP: &str = "buffer_wbl2 sc0 sc1;s_waitcnt;global_atomic_cmpswap";

@@ -20,9 +20,15 @@ fn committed_images_are_of_these_sources() {
          images again by `{}` and commit them",
         portable::COMMAND
     );
-    let targets: Vec<&str> = portable::TARGETS.iter().map(|t| t.name()).collect();
+    let mut expected = Vec::new();
+    for target in portable::TARGETS {
+        expected.push((target.name(), target.extension()));
+        let cubins = portable::cubin_targets(target).iter();
+        expected.extend(cubins.map(|target| (target.name(), "cubin")));
+    }
     for image in &manifest.images {
-        assert!(targets.contains(&image.target.as_str()), "{}", image.file);
+        let kind = (image.target.as_str(), image.extension());
+        assert!(expected.contains(&kind), "{}", image.file);
         assert!(
             root.join("host/images").join(&image.file).is_file(),
             "{}",
