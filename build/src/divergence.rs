@@ -15,6 +15,7 @@ use crate::text::ir::{self, IrFunction};
 /// lanes diverge.
 pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
     let flow = Flow::new(function);
+    let computations = computations(function);
     let mut divergent: HashSet<&str> = HashSet::new();
     // Callers may pass divergent values to a function that is not a kernel.
     if !function.kernel {
@@ -31,7 +32,7 @@ pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
                 let (result, operation) = ir::split(instruction);
                 if !result.is_empty()
                     && !divergent.contains(result)
-                    && is_divergent(operation, &divergent, joins.get(&index))
+                    && is_divergent(operation, &divergent, &computations, joins.get(&index))
                 {
                     divergent.insert(result);
                     changed = true;
@@ -83,6 +84,20 @@ pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
     }
 }
 
+/// Returns the operations of values that depend on nothing but their operands. Two values with the
+/// same operation are equal. The optimiser computes a value again on each side of a branch if one
+/// side needs it early.
+fn computations(function: &IrFunction) -> HashMap<&str, &str> {
+    const PURE: [&str; 9] = [
+        "zext ", "sext ", "trunc ", "add ", "sub ", "mul ", "shl ", "lshr ", "and ",
+    ];
+    let instructions = function.blocks.iter().flat_map(|block| &block.instructions);
+    instructions
+        .map(|instruction| ir::split(ir::location(instruction).0))
+        .filter(|(_, operation)| PURE.iter().any(|pure| operation.starts_with(pure)))
+        .collect()
+}
+
 /// Returns the value that a conditional terminator tests.
 fn condition(terminator: &str) -> Option<&str> {
     let conditional = terminator.starts_with("br i1 ") || terminator.starts_with("switch ");
@@ -92,12 +107,13 @@ fn condition(terminator: &str) -> Option<&str> {
 fn is_divergent(
     operation: &str,
     divergent: &HashSet<&str>,
+    computations: &HashMap<&str, &str>,
     joins: Option<&Vec<HashSet<&str>>>,
 ) -> bool {
     let by_operand = || ir::names(operation).any(|name| divergent.contains(name));
     if operation.starts_with("phi ") {
         let mut joins = joins.into_iter().flatten();
-        return joins.any(|from| !is_one_value(operation, from)) || by_operand();
+        return joins.any(|from| !is_one_value(operation, computations, from)) || by_operand();
     }
     if operation.starts_with("atomicrmw ") || operation.starts_with("cmpxchg ") {
         return true;
@@ -149,7 +165,7 @@ fn is_divergent(
 
 /// Returns `true` if a phi has the same value for all lanes that come from the blocks `from`.
 /// `undef` counts as equal to any value.
-fn is_one_value(phi: &str, from: &HashSet<&str>) -> bool {
+fn is_one_value(phi: &str, computations: &HashMap<&str, &str>, from: &HashSet<&str>) -> bool {
     let mut values = phi
         .split("[ ")
         .skip(1)
@@ -157,7 +173,11 @@ fn is_one_value(phi: &str, from: &HashSet<&str>) -> bool {
         .filter(|(value, label)| {
             from.contains(label.trim_matches('"')) && !matches!(*value, "undef" | "poison")
         })
-        .map(|(value, _)| value);
+        .map(|(value, _)| {
+            let name = value.strip_prefix('%').map(|name| name.trim_matches('"'));
+            let computed = name.and_then(|name| computations.get(name));
+            computed.copied().unwrap_or(value)
+        });
     let first = values.next();
     values.all(|value| Some(value) == first)
 }
@@ -342,7 +362,11 @@ mod tests {
     #[test]
     fn a_phi_of_one_value_is_uniform() {
         let from = HashSet::from(["a", "b b", "c"]);
-        let one = |phi| is_one_value(phi, &from);
+        let computations =
+            HashMap::from([("x", "zext i32 %n to i64"), ("y", "zext i32 %n to i64")]);
+        let one = |phi| is_one_value(phi, &computations, &from);
+        assert!(one(r#"phi i64 [ %x, %a ], [ %y, %"b b" ]"#));
+        assert!(!one("phi i64 [ %x, %a ], [ %z, %c ]"));
         assert!(one(r#"phi i64 [ undef, %a ], [ %r, %"b b" ], [ %r, %c ]"#));
         assert!(one("phi i64 [ 0, %c ], [ %r, %elsewhere ]"));
         assert!(!one("phi i64 [ 0, %a ], [ %r, %c ]"));
