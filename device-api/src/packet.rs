@@ -119,6 +119,28 @@ impl Slots {
         })
     }
 
+    /// Opens the next epoch as [`Slots::open`] does, for a kernel that sends by
+    /// [`Slots::send_stream`], or by [`Slots::send_header`] and [`Slots::send_pairs`].
+    ///
+    /// # Errors
+    /// As [`Slots::open`]. [`Aborted`] after recording [`FailureKind::NoRoute`], if not all ranks
+    /// are reachable by load and store.
+    #[inline(always)]
+    #[track_caller]
+    pub fn open_direct<M: Machine>(
+        session: &mut Session<M>,
+        bytes: usize,
+    ) -> Result<Self, Aborted> {
+        if session.comm().is_split() {
+            let comm = session.comm();
+            // The ranks of a team follow each other.
+            let far = if comm.reaches(0) { comm.members() } else { 0 };
+            let (far, ranks) = (u64::from(far), u64::from(comm.size()));
+            return Err(session.refuse(FailureKind::NoRoute, u32::MAX, far, ranks));
+        }
+        Self::open(session, bytes)
+    }
+
     /// Returns the address at which `source`'s stream arrives.
     #[inline(always)]
     fn arrival(&self, source: u32) -> *mut u8 {
@@ -206,31 +228,22 @@ impl Slots {
             for step in 1..ranks {
                 let peer = ring(me, step, ranks);
                 let slot = self.departure(session.comm(), peer);
-                let ring = session.network_to(peer);
-                // SAFETY: `open` has checked `bytes` against the slot; the caller, against the
-                // source.
-                unsafe {
-                    if ring.is_some() && is_staged {
-                        // The stream is in the slot.
-                    } else if bytes <= LINE_DATA {
-                        copy_short(slot, from, bytes);
-                    } else {
-                        let to = slot.add(LINE as usize);
-                        bulk::copy(block, to, from, bytes, Policy::Cached);
-                    }
-                    if let Some(ring) = ring {
-                        is_staged = true;
-                        self.put(session, &ring, peer, [LINE_DATA as u64, self.flag]);
-                        continue;
-                    }
-                    let flag = slot.add(LINE_DATA).cast::<u64>();
-                    mem::store_u64(flag, self.flag, Order::Release, Scope::System);
+                let Some(ring) = session.network_to(peer) else {
+                    // SAFETY: the stream is in `from` by the precondition, and fits the slot.
+                    unsafe { self.send_stream(session, peer, from, bytes) };
+                    continue;
+                };
+                if !is_staged {
+                    // SAFETY: as above.
+                    unsafe { self.write_stream(block, slot, from, bytes) };
+                    is_staged = true;
                 }
+                self.put(session, &ring, peer, [LINE_DATA as u64, self.flag]);
             }
             return;
         }
         let units = 1 + bytes.div_ceil(PAIR_DATA);
-        let header = session.fingerprint() | (bytes as u64) << 32;
+        let header = self.header(session);
         // All lanes walk units, whose data is in registers while it goes to all peers.
         let steps = ranks + u32::from(to_self);
         let (lane, lanes) = (block.rank() as usize, block.size() as usize);
@@ -276,6 +289,103 @@ impl Slots {
                     );
                 }
                 peer += block.size();
+            }
+        }
+    }
+
+    /// Returns the data of the header.
+    #[inline(always)]
+    fn header<M: Machine>(&self, session: &Session<M>) -> u64 {
+        session.fingerprint() | (self.bytes as u64) << 32
+    }
+
+    /// Copies `bytes` bytes of a stream to the slot at `slot`, in the place for data of this
+    /// epoch's streams. One lane.
+    #[inline(always)]
+    unsafe fn write_stream<M: Machine>(
+        &self,
+        block: Block<M>,
+        slot: *mut u8,
+        from: *const u8,
+        bytes: usize,
+    ) {
+        // SAFETY: `from` has the bytes by the precondition of the callers; they are no more than
+        // those for which `open` has checked the slot.
+        unsafe {
+            if self.bytes <= LINE_DATA {
+                copy_short(slot, from, bytes);
+            } else {
+                let to = slot.add(LINE as usize);
+                bulk::copy(block, to, from, bytes, Policy::Cached);
+            }
+        }
+    }
+
+    /// Sends the `bytes` bytes at `from` to `peer`, as this rank's stream. Each rank must send a
+    /// stream to each other rank, once an epoch. For blocks of one lane.
+    ///
+    /// # Safety
+    /// `peer` must be a rank that is reachable by load and store. `bytes` must be no more than
+    /// those for which the slots have been opened, and `from` be readable for them.
+    #[inline(always)]
+    pub unsafe fn send_stream<M: Machine>(
+        &self,
+        session: &Session<M>,
+        peer: u32,
+        from: *const u8,
+        bytes: usize,
+    ) {
+        let slot = self.departure(session.comm(), peer);
+        // SAFETY: the precondition of this function; the flag is within the slot.
+        unsafe {
+            self.write_stream(session.block(), slot, from, bytes);
+            let flag = slot.add(LINE_DATA).cast::<u64>();
+            mem::store_u64(flag, self.flag, Order::Release, Scope::System);
+        }
+    }
+
+    /// Sends the header of this rank's stream to `peer`. Each rank must send a header to each other
+    /// rank, once an epoch. For blocks of several lanes; by any lane.
+    ///
+    /// # Safety
+    /// `peer` must be a rank that is reachable by load and store.
+    #[inline(always)]
+    pub unsafe fn send_header<M: Machine>(&self, session: &Session<M>, peer: u32) {
+        let to = self.departure(session.comm(), peer).cast::<u64>();
+        let header = self.header(session);
+        let [low, high] = [self.pack(header as u32), self.pack((header >> 32) as u32)];
+        // SAFETY: each slot has a header.
+        unsafe { mem::store_packets(to, [low, high]) };
+    }
+
+    /// Sends `data[i]` as pair `pair` of the stream for the rank at step `step + i` of the ring, if
+    /// that step is below `steps`. Step 0 and step P are this rank. For blocks of several lanes; by
+    /// any lane.
+    ///
+    /// # Safety
+    /// `pair` must be within the streams for which the slots have been opened. `step` must be at
+    /// least 1, and `steps` no more than P + 1. All ranks must be reachable by load and store.
+    #[inline(always)]
+    pub unsafe fn send_pairs<M: Machine, const N: usize>(
+        &self,
+        session: &Session<M>,
+        pair: usize,
+        data: [u64; N],
+        [step, steps]: [u32; 2],
+    ) {
+        let (me, ranks) = (session.comm().rank(), session.comm().size());
+        // Loads the addresses before the first store, so that they do not wait for each other.
+        let slots: [*mut u8; N] = core::array::from_fn(|i| {
+            let step = (step + i as u32).min(steps - 1);
+            self.departure(session.comm(), ring(me, step, ranks))
+        });
+        for i in 0..N {
+            if step + (i as u32) < steps {
+                let to = slots[i].wrapping_add((1 + pair) * 16).cast::<u64>();
+                let [low, high] = [self.pack(data[i] as u32), self.pack((data[i] >> 32) as u32)];
+                // SAFETY: the unit is within the stream by the precondition, and `open` has checked
+                // that the stream fits the slot.
+                unsafe { mem::store_packets(to, [low, high]) };
             }
         }
     }

@@ -27,6 +27,9 @@ pub enum Algorithm {
     /// or the offset in the window differs between ranks, the same launch falls back to another
     /// algorithm. The CPU emulates multicast with a loop over the ranks.
     Nvls = 7,
+    /// Two hops through packets: each rank reduces one shard, then gathers the shards of the other
+    /// ranks.
+    PacketTwoShot = 8,
 }
 
 impl Algorithm {
@@ -41,6 +44,7 @@ impl Algorithm {
             Self::Channel,
             Self::HandOff,
             Self::Nvls,
+            Self::PacketTwoShot,
         ]
         .into_iter()
         .find(|algorithm| *algorithm as u8 == code)
@@ -57,6 +61,7 @@ impl Algorithm {
             Self::Channel => "channel",
             Self::HandOff => "handed off",
             Self::Nvls => "nvls",
+            Self::PacketTwoShot => "packet_two_shot",
         }
     }
 }

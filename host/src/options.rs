@@ -125,6 +125,7 @@ impl FromStr for Algorithm {
         [
             Self::Auto,
             Self::Packet,
+            Self::PacketTwoShot,
             Self::Signal,
             Self::TwoShot,
             Self::Nvls,
@@ -133,7 +134,9 @@ impl FromStr for Algorithm {
         .find(|algorithm| algorithm.name() == name)
         .ok_or_else(|| Error::InvalidArgument {
             operation: "algorithm",
-            detail: format!("\"{name}\" is none of auto, packet, signal, two_shot, nvls"),
+            detail: format!(
+                "\"{name}\" is none of auto, packet, packet_two_shot, signal, two_shot, nvls"
+            ),
         })
     }
 }

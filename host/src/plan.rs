@@ -10,6 +10,7 @@ use core::fmt;
 use fusewire_device::DType;
 use fusewire_device::call::Operation;
 use fusewire_device::element::ReductionCode;
+use fusewire_device::layout::LINE;
 use fusewire_device::multimem;
 use fusewire_device::packet;
 use fusewire_kernels::fused::shared_row;
@@ -79,6 +80,9 @@ impl Plan {
     pub const fn reason(&self) -> &'static str {
         match self.algorithm {
             Algorithm::Packet => "small: one hop, data and flag arrive together",
+            Algorithm::PacketTwoShot => {
+                "medium: each rank reduces one part; data and flag arrive together"
+            }
             Algorithm::Signal => "one hop: every rank reads every input",
             Algorithm::TwoShot => "large: each rank reduces one part, then gathers the others",
             Algorithm::Pull => "no reduction: each rank reads what it needs from its peers",
@@ -140,10 +144,21 @@ const OVERSUBSCRIBED_PACKET_BYTES: u64 = 4 << 10;
 /// packets. Larger calls use two-shot, which works in place without staging.
 const ONE_SHOT_BYTES: u64 = 4 << 10;
 
-/// Maximum size in bytes of all_reduce by packets on 8 GPUs. The limit is twice as high for 4 GPUs,
-/// and eight times for 2. Not measured over NVLink: a packet has twice the bytes of its data, which
-/// cost as much as the two signals of the other algorithms from this size on.
-const GPU_PACKET_BYTES: u64 = 64 << 10;
+/// Maximum size in bytes of all_reduce by packets in one shot on more than 4 GPUs, on 3 or 4, and
+/// on 2. A packet has twice the bytes of its data. With P GPUs, a GPU receives 2 (P - 1) S bytes in
+/// one shot, and 4 (P - 1) / P S in two, which have a second hop of about 1.5 us. At 350 GB/s the
+/// difference takes 1.5 us at 50 KiB with 8 GPUs, and at 171 KiB with 4. With 2 there is no
+/// difference, and the two signals of the other algorithms cost less from 512 KiB on. Not measured
+/// over NVLink.
+const GPU_PACKET_BYTES: [u64; 3] = [32 << 10, 128 << 10, 512 << 10];
+
+/// Maximum size in bytes of all_reduce by packets in two shots on more than 2 GPUs. Two-shot with
+/// signals moves half the bytes, and waits about 3.5 us longer for its signals: as much as the
+/// other half of the bytes takes at 680 KiB with 8 GPUs, at 350 GB/s. Not measured over NVLink.
+const GPU_PACKET_TWO_SHOT_BYTES: u64 = 512 << 10;
+
+/// Size in bytes from which on multicast replaces packets in two shots.
+const NVLS_BYTES: u64 = 128 << 10;
 
 /// Maximum size in bytes of one-shot all_reduce on more than 4 GPUs, on 3 or 4, and on 2. Two-shot
 /// has the same signals, and also awaits that its results have reached the peers, in about 0.8 us.
@@ -190,9 +205,7 @@ impl Machine {
         match self {
             // A round of requests costs more than packets of any size.
             Self { split: true, .. } => u64::MAX,
-            Self { gpu: true, .. } if ranks <= 2 => 8 * GPU_PACKET_BYTES,
-            Self { gpu: true, .. } if ranks <= 4 => 2 * GPU_PACKET_BYTES,
-            Self { gpu: true, .. } => GPU_PACKET_BYTES,
+            Self { gpu: true, .. } => by_gpus(ranks, GPU_PACKET_BYTES),
             Self {
                 oversubscribed: true,
                 ..
@@ -204,13 +217,32 @@ impl Machine {
     /// Returns the maximum size in bytes of one-shot all_reduce, or of a one-shot norm. `gpus` has
     /// the limits of GPUs.
     const fn one_shot_bytes(self, ranks: u32, gpus: [u64; 3]) -> u64 {
-        let [many, few, two] = gpus;
         match self.gpu {
-            true if ranks <= 2 => two,
-            true if ranks <= 4 => few,
-            true => many,
+            true => by_gpus(ranks, gpus),
             false => ONE_SHOT_BYTES,
         }
+    }
+
+    /// Returns the maximum size in bytes of all_reduce by packets in two shots.
+    const fn packet_two_shot_bytes(self, ranks: u32) -> u64 {
+        match self {
+            Self {
+                split: false,
+                gpu: true,
+                ..
+            } if ranks > 2 => GPU_PACKET_TWO_SHOT_BYTES,
+            _ => 0,
+        }
+    }
+}
+
+/// Returns the limit for `ranks` GPUs. `limits` has those of more than 4, of 3 or 4, and of 2.
+const fn by_gpus(ranks: u32, limits: [u64; 3]) -> u64 {
+    let [many, few, two] = limits;
+    match ranks {
+        0..=2 => two,
+        3 | 4 => few,
+        _ => many,
     }
 }
 
@@ -290,6 +322,13 @@ fn grid(op: &Op, agreed: &Agreed<'_>, algorithm: Algorithm) -> PlannedGrid {
             let lanes = 1 + part_bytes(op, blocks).div_ceil(packet::PAIR_DATA as u64);
             PlannedGrid::of(u64::from(blocks), lanes)
         }
+        // 8 bytes of each rank's part for each lane.
+        Op::AllReduce { .. } if algorithm == Algorithm::PacketTwoShot => {
+            let blocks = agreed.options.blocks;
+            let part = part_bytes(op, blocks).div_ceil(u64::from(agreed.ranks));
+            let lanes = part.div_ceil(packet::PAIR_DATA as u64);
+            PlannedGrid::of(u64::from(blocks), lanes)
+        }
         // A block per row.
         Op::AllReduceNorm { rows, .. } => {
             let rows = match algorithm {
@@ -305,7 +344,7 @@ fn grid(op: &Op, agreed: &Agreed<'_>, algorithm: Algorithm) -> PlannedGrid {
 /// Returns true if the plan uses multicast instead of the algorithm `otherwise`.
 /// [`Determinism::Bitwise`] excludes multicast (see [`Determinism::refuses`]). With
 /// [`Algorithm::Auto`], only all_reduce by sum or average uses multicast, and only if the
-/// alternative is two-shot. With multicast, reduce_scatter and all_gather would move as many bytes
+/// alternative is two-shot, by packets for more than [`NVLS_BYTES`]. With multicast, reduce_scatter and all_gather would move as many bytes
 /// into or out of each rank as without it, and minimum and maximum would no longer be guaranteed to
 /// propagate NaN.
 fn uses_multicast(op: &Op, agreed: &Agreed<'_>, otherwise: Algorithm) -> bool {
@@ -333,7 +372,12 @@ fn uses_multicast(op: &Op, agreed: &Agreed<'_>, otherwise: Algorithm) -> bool {
             ..
         }
     );
-    machine.multicast && adds && otherwise == Algorithm::TwoShot
+    let is_large = match otherwise {
+        Algorithm::TwoShot => true,
+        Algorithm::PacketTwoShot => op.bytes() as u64 > NVLS_BYTES,
+        _ => false,
+    };
+    machine.multicast && adds && is_large
 }
 
 /// Returns the plan of an operation that a backend carries out.
@@ -387,13 +431,19 @@ fn algorithm(op: &Op, agreed: &Agreed<'_>) -> Algorithm {
         | Op::AllToAllV { .. } => return Algorithm::Pull,
     };
     let bytes = op.bytes() as u64;
-    let packets = has_instance(dtype, reduction)
-        && part_bytes(op, options.blocks) <= packet::capacity(options.packet_slot(ranks));
+    let room = packet::capacity(options.packet_slot(ranks));
+    let part = part_bytes(op, options.blocks);
+    let packets = has_instance(dtype, reduction) && part <= room;
+    let shards = has_instance(dtype, reduction)
+        && !machine.split
+        && part.div_ceil(u64::from(ranks)).next_multiple_of(LINE) <= room;
     match wanted {
         Algorithm::Packet if packets => Algorithm::Packet,
+        Algorithm::PacketTwoShot if shards => Algorithm::PacketTwoShot,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot if !machine.split => Algorithm::TwoShot,
         _ if packets && bytes <= machine.packet_bytes(ranks) => Algorithm::Packet,
+        _ if shards && bytes <= machine.packet_two_shot_bytes(ranks) => Algorithm::PacketTwoShot,
         // Two-shot writes to other ranks' outputs.
         _ if machine.split => Algorithm::Signal,
         _ if bytes <= machine.one_shot_bytes(ranks, GPU_ONE_SHOT_BYTES) => Algorithm::Signal,

@@ -1,8 +1,15 @@
-//! all_reduce by packets, in one shot: every rank sends its input to every rank, and reduces all
-//! streams. One hop; each rank sends P - 1 times the data. Protocol: [`fusewire_device::packet`].
+//! all_reduce by packets. Protocol: [`fusewire_device::packet`].
+//!
+//! - **One shot**: every rank sends its input to every rank, and reduces all streams. One hop; each
+//!   rank sends P - 1 times the data.
+//! - **Two shots** ([`two_shot`]): every rank sends part r of its input to rank r, which reduces it
+//!   and sends the result to every rank. Two hops; each rank sends 2 (P - 1) / P times the data.
 //!
 //! Each element is reduced in rank order, as in [`crate::reduction`], so the results are equal bit
 //! for bit.
+
+mod parts;
+pub mod two_shot;
 
 use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::element::{Average, Max, Ordered, Reduction, Sum};
@@ -42,7 +49,7 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     // SAFETY: `from` and `to` have `bytes` bytes, because `target` is as long as `source`.
     let received = unsafe {
         slots.send_to_each(session, from, prefetch);
-        reduce_streams::<_, T, O>(session, &slots, from, to, bytes)
+        reduce::<_, T, O>(session, &slots, from, to, bytes)
     };
     // No lane uses what another one has received, so one vote suffices, at the end.
     session.fail_at_end(received);
@@ -81,7 +88,31 @@ impl Part {
     }
 }
 
-/// Reduces this rank's input with every peer's stream. Each lane returns its own outcome.
+/// Reduces the streams of all ranks. Each lane returns its own outcome.
+///
+/// # Safety
+/// `from` and `to` must be this block's part of the input and of the output: `bytes` bytes. The
+/// streams of `slots` must have as many.
+#[inline(always)]
+unsafe fn reduce<M: Machine, T: Element, O: Reduction<T>>(
+    session: &Session<M>,
+    slots: &Slots,
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
+) -> Unvoted<()> {
+    // SAFETY: the precondition of this function.
+    unsafe {
+        if M::LANES == 1 {
+            return reduce_streams::<_, T, O>(session, slots, from, to, bytes);
+        }
+        reduce_pairs::<_, T, O>(session, slots, bytes, |pair, data| {
+            write_pair::<T>(to, bytes, pair, data);
+        })
+    }
+}
+
+/// Reduces this rank's input with every peer's stream. For blocks of one lane.
 ///
 /// # Safety
 /// `from` and `to` must be this block's part of the input and of the output: `bytes` bytes.
@@ -95,44 +126,66 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
 ) -> Unvoted<()> {
     let block = session.block();
     let (me, ranks) = (session.comm().rank(), session.comm().size());
-    let size = size_of::<T>();
-    if M::LANES == 1 {
-        // SAFETY: the kernels of this module use the start of shared memory only for the tables.
-        let tables = unsafe { Tables::new(block, session.ranks()) };
-        let mut rank = 0;
-        while rank < ranks {
-            if rank == me {
-                tables.set_source(rank, from, 0);
-            } else {
-                let arrived = slots.receive_stream(session, rank);
-                match arrived.ok() {
-                    Some(at) => tables.set_source(rank, at, 0),
-                    None => return arrived.map(|_| ()),
-                }
+    // SAFETY: the kernels of this module use the start of shared memory only for the tables.
+    let tables = unsafe { Tables::new(block, session.ranks()) };
+    let mut rank = 0;
+    while rank < ranks {
+        if rank == me {
+            tables.set_source(rank, from, 0);
+        } else {
+            let arrived = slots.receive_stream(session, rank);
+            match arrived.ok() {
+                Some(at) => tables.set_source(rank, at, 0),
+                None => return arrived.map(|_| ()),
             }
-            rank += 1;
         }
-        tables.set_target(0, to);
-        let range = Range {
-            ranks,
-            targets: 1,
-            count: bytes / size,
-            policy: Policy::Cached,
-        };
-        // SAFETY: all streams have been acquired; `from` and `to` are valid (precondition).
-        unsafe { bulk::reduce::<M, T, O>(block, tables, range) };
-        return Unvoted::new(());
+        rank += 1;
     }
-    // This rank also receives its own packets: in place, a lane overwrites elements of the input
-    // only after it has received their packets.
+    tables.set_target(0, to);
+    let range = Range {
+        ranks,
+        targets: 1,
+        count: bytes / size_of::<T>(),
+        policy: Policy::Cached,
+    };
+    // SAFETY: all streams have been acquired; `from` and `to` are valid (precondition).
+    unsafe { bulk::reduce::<M, T, O>(block, tables, range) };
+    Unvoted::new(())
+}
+
+/// Receives the headers of all ranks, the first from the last lane, which has no data if the part
+/// is short. A block must do this before it ends, which keeps ranks within one epoch of each other.
+/// Each lane returns its own outcome.
+#[inline(always)]
+fn receive_headers<M: Machine>(session: &Session<M>, slots: &Slots) -> Unvoted<()> {
+    let block = session.block();
     let mut outcome = Unvoted::new(());
-    // This block must receive all headers before it ends, which keeps ranks within one epoch of
-    // each other. The last lanes receive them, because they have no data if the part is short.
     let mut source = block.size() - 1 - block.rank();
-    while source < ranks && !outcome.is_failed() {
+    while source < session.ranks() && !outcome.is_failed() {
         outcome = slots.receive_header(session, source);
         source += block.size();
     }
+    outcome
+}
+
+/// Reduces the streams of all ranks, this one included, and passes each pair of `bytes` bytes of
+/// the result to `sink`, with its index. For blocks of several lanes. In place, a lane overwrites
+/// elements of the input only after it has received their packets. Each lane returns its own
+/// outcome.
+///
+/// # Safety
+/// The streams of `slots` must have `bytes` bytes.
+#[inline(always)]
+unsafe fn reduce_pairs<M: Machine, T: Element, O: Reduction<T>>(
+    session: &Session<M>,
+    slots: &Slots,
+    bytes: usize,
+    mut sink: impl FnMut(usize, u64),
+) -> Unvoted<()> {
+    let block = session.block();
+    let ranks = session.comm().size();
+    let size = size_of::<T>();
+    let mut outcome = receive_headers(session, slots);
     let fold = |acc: &mut [T::Acc; 4], rank: u32, data: u64| {
         if rank >= ranks {
             return;
@@ -201,26 +254,34 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         if outcome.is_failed() {
             break;
         }
-        let start = pair * PAIR_DATA;
-        let at = to.wrapping_add(start);
-        if start + PAIR_DATA <= bytes && (at as usize).is_multiple_of(PAIR_DATA) {
-            let mut packed = [0; 2];
-            for i in 0..PAIR_DATA / size {
-                bulk::pack(&mut packed, i, O::finish(acc[i], ranks));
-            }
-            // SAFETY: within this block's part of the output, and aligned, by the condition.
-            unsafe { mem::write(at.cast::<u64>(), packed[0]) };
-            continue;
-        }
+        let mut packed = [0; 2];
         for i in 0..PAIR_DATA / size {
-            if start + i * size < bytes {
-                // SAFETY: within this block's part of the output by the condition.
-                unsafe {
-                    let at = at.wrapping_add(i * size).cast::<T>();
-                    mem::write(at, O::finish(acc[i], ranks));
-                }
-            }
+            bulk::pack(&mut packed, i, O::finish(acc[i], ranks));
         }
+        sink(pair, packed[0]);
     }
     outcome
+}
+
+/// Writes pair `pair` of the `bytes` bytes at `to`: 8 bytes, or as many as there are.
+///
+/// # Safety
+/// `to` must be writable for `bytes` bytes, of elements of `T`, and the pair begin below them.
+#[inline(always)]
+unsafe fn write_pair<T: Element>(to: *mut u8, bytes: usize, pair: usize, data: u64) {
+    let start = pair * PAIR_DATA;
+    let at = to.wrapping_add(start);
+    if start + PAIR_DATA <= bytes && (at as usize).is_multiple_of(PAIR_DATA) {
+        // SAFETY: the pair is within the bytes, and aligned, by the condition.
+        unsafe { mem::write(at.cast::<u64>(), data) };
+        return;
+    }
+    let size = size_of::<T>();
+    for i in 0..PAIR_DATA / size {
+        if start + i * size < bytes {
+            let element = T::from_bits(data >> (8 * i * size));
+            // SAFETY: the element is within the bytes by the condition.
+            unsafe { mem::write(at.wrapping_add(i * size).cast::<T>(), element) };
+        }
+    }
 }

@@ -51,6 +51,7 @@ pub mod window;
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     all_reduce::ALL_REDUCE_PACKET_INSTANCES,
+    all_reduce::two_shot::ALL_REDUCE_PACKET_TWO_SHOT_INSTANCES,
     barrier::BARRIER_INSTANCES,
     batch::BATCH_INSTANCES,
     fused::REDUCE_NORM_INSTANCES,

@@ -18,6 +18,14 @@ use crate::process::{self, Host, Ranks};
 use crate::rank::{CallMode, Rank};
 use crate::skip::skip;
 
+/// Algorithms of all_reduce whose results have the same bits.
+pub const ALGORITHMS: [Algorithm; 4] = [
+    Algorithm::Packet,
+    Algorithm::PacketTwoShot,
+    Algorithm::Signal,
+    Algorithm::TwoShot,
+];
+
 /// Settings of a run of a list of cases.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setup {

@@ -9,7 +9,7 @@ use fusewire_tests::cases::{Case, MEMORIES, list, nvls, op_of, operations};
 use fusewire_tests::device;
 use fusewire_tests::process::Host;
 use fusewire_tests::rank::CallMode;
-use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
+use fusewire_tests::runner::{ALGORITHMS, Processes, Runner, Setup, Threads};
 use fusewire_tests::skip::{full, skip};
 
 /// Returns true if the tests run on the CPU, as the network for tests requires. Skips the test
@@ -214,8 +214,7 @@ fn fused_norm() {
 
 #[test]
 fn every_algorithm() {
-    let algorithms = [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot];
-    for algorithm in algorithms {
+    for algorithm in ALGORITHMS {
         for ranks in [2, 3] {
             let setup = Setup {
                 algorithm,

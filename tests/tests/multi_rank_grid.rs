@@ -8,15 +8,15 @@ use std::time::Instant;
 
 use fusewire::testing::GridMode;
 use fusewire::{
-    Algorithm, CallOptions, Communicator, DType, Device, Error, Norm, Options, ReduceOp, Result,
-    SignalUpdate, Tensor, VocabParallel, WindowOptions, new_comm, run_threads_on,
+    CallOptions, Communicator, DType, Device, Error, Norm, Options, ReduceOp, Result, SignalUpdate,
+    Tensor, VocabParallel, WindowOptions, new_comm, run_threads_on,
 };
 use fusewire_tests::device;
 use fusewire_tests::fake::Fake;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, Ranks, report, role, start};
 use fusewire_tests::rank::CallMode;
-use fusewire_tests::runner::{Runner, Setup, Threads};
+use fusewire_tests::runner::{ALGORITHMS, Runner, Setup, Threads};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 /// A timeout that the tests let expire.
@@ -142,7 +142,7 @@ fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
         let small = filled(dtype, PART, 1)?;
         let large = filled(dtype, PART * ranks, 2)?;
         let (part, whole) = (comm.alloc(dtype, PART)?, comm.alloc(dtype, PART * ranks)?);
-        for algorithm in [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot] {
+        for algorithm in ALGORITHMS {
             let by = comm.with_options(&CallOptions::new().hint("algorithm", algorithm.name()))?;
             by.all_reduce_into(&part, &small, ReduceOp::Sum)?;
             out.push(part.to_bytes()?);

@@ -118,6 +118,7 @@ extern "C" {
 #define FUSEWIRE_ALGORITHM_SIGNAL 2   /* one hop by signals */
 #define FUSEWIRE_ALGORITHM_TWO_SHOT 3 /* two hops: ranks reduce shards, then gather them */
 #define FUSEWIRE_ALGORITHM_NVLS 7     /* multicast; needs any_order; not for norms */
+#define FUSEWIRE_ALGORITHM_PACKET_TWO_SHOT 8 /* two hops by packets; not for norms */
 
 typedef struct fusewire_comm fusewire_comm;   /* a communicator on a stream */
 typedef struct fusewire_work fusewire_work;   /* an enqueued operation */

@@ -48,6 +48,8 @@ pub mod numbers {
     pub const FUSEWIRE_ALGORITHM_TWO_SHOT: u32 = 3;
     /// Algorithm: multicast.
     pub const FUSEWIRE_ALGORITHM_NVLS: u32 = 7;
+    /// Algorithm: packets, two shots.
+    pub const FUSEWIRE_ALGORITHM_PACKET_TWO_SHOT: u32 = 8;
     /// Norm: root mean square.
     pub const FUSEWIRE_NORM_RMS: u32 = 0;
     /// Norm: mean and variance.
@@ -331,6 +333,7 @@ pub(crate) fn algorithm(operation: &str, number: u32) -> Outcome<Algorithm> {
         numbers::FUSEWIRE_ALGORITHM_SIGNAL => Algorithm::Signal,
         numbers::FUSEWIRE_ALGORITHM_TWO_SHOT => Algorithm::TwoShot,
         numbers::FUSEWIRE_ALGORITHM_NVLS => Algorithm::Nvls,
+        numbers::FUSEWIRE_ALGORITHM_PACKET_TWO_SHOT => Algorithm::PacketTwoShot,
         _ => {
             return Err(argument(
                 operation,

@@ -123,6 +123,7 @@ impl Activity {
     fn algorithm_name(&self) -> Option<&'static str> {
         [
             Algorithm::Packet,
+            Algorithm::PacketTwoShot,
             Algorithm::Signal,
             Algorithm::TwoShot,
             Algorithm::Nvls,

@@ -9,7 +9,7 @@ use fusewire_device::element::{ReductionCode, Sum};
 use fusewire_device::layout::LaunchHeader;
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::{Block, DType, Machine};
-use fusewire_kernels::all_reduce::AllReducePacketParams;
+use fusewire_kernels::all_reduce::{AllReducePacketParams, two_shot};
 use fusewire_kernels::barrier::BarrierParams;
 use fusewire_kernels::batch::{BatchOp, BatchParams};
 use fusewire_kernels::fused::{
@@ -36,6 +36,8 @@ use crate::windows;
 pub enum Op {
     /// all_reduce with packets, f32.
     Packet,
+    /// all_reduce with packets in two shots, f32.
+    PacketTwoShot,
     /// all_reduce in one shot: every rank reads the inputs of all ranks.
     Signal,
     /// all_reduce in one shot, f32.
@@ -115,8 +117,8 @@ pub enum Memory {
 pub struct Step {
     /// Operation.
     pub op: Op,
-    /// Number of elements of a row. Elements are bytes, except f32 in [`Op::Packet`] and
-    /// [`Op::SignalF32`], and 64-bit words in [`Op::RingPut`] and [`Op::Window`]. Norms ignore the
+    /// Number of elements of a row. Elements are bytes, except f32 in [`Op::Packet`],
+    /// [`Op::PacketTwoShot`] and [`Op::SignalF32`], and 64-bit words in [`Op::RingPut`] and [`Op::Window`]. Norms ignore the
     /// number.
     pub count: usize,
     /// Location of the buffers.
@@ -173,7 +175,7 @@ impl Step {
         let number = |i| number(rank, epoch, i);
         let rows = ranks as usize;
         match self.op {
-            Op::Packet | Op::SignalF32 | Op::Norm(_) | Op::NormPacket => {
+            Op::Packet | Op::PacketTwoShot | Op::SignalF32 | Op::Norm(_) | Op::NormPacket => {
                 let count = match self.op {
                     Op::Norm(Route::OneShot) | Op::NormPacket => HIDDEN,
                     Op::Norm(_) => HIDDEN * rows,
@@ -227,7 +229,7 @@ impl Step {
                 .collect()
         };
         match self.op {
-            Op::Packet | Op::SignalF32 => float_sums()
+            Op::Packet | Op::PacketTwoShot | Op::SignalF32 => float_sums()
                 .into_iter()
                 .flat_map(f32::to_le_bytes)
                 .collect(),
@@ -488,7 +490,7 @@ impl Step {
         let reduction = ReductionCode::Sum as u8;
         let byte = DType::U8 as u8;
         let (operation, dtype, reduction, root) = match self.op {
-            Op::Packet | Op::SignalF32 => {
+            Op::Packet | Op::PacketTwoShot | Op::SignalF32 => {
                 (Operation::AllReduce, DType::F32 as u8, reduction, 0xffff)
             }
             Op::Signal | Op::TwoShot => (Operation::AllReduce, byte, reduction, 0xffff),
@@ -585,6 +587,11 @@ impl Step {
             target,
             exchange,
         };
+        let packets = AllReducePacketParams {
+            header,
+            source: raw(source.at, count),
+            target: raw(target.at, count),
+        };
         let counts = image.private(rank).cast::<u64>();
         let ranks = u64::from(image.config().ranks);
         let counts_at = |first: usize| raw(counts.wrapping_add(first).cast(), ranks);
@@ -594,14 +601,10 @@ impl Step {
         // the input.
         unsafe {
             match self.op {
-                Op::Packet => all_reduce::all_reduce_packet__run::<f32, Sum, _>(
-                    block,
-                    &AllReducePacketParams {
-                        header,
-                        source: raw(source.at, count),
-                        target: raw(target.at, count),
-                    },
-                ),
+                Op::Packet => all_reduce::all_reduce_packet__run::<f32, Sum, _>(block, &packets),
+                Op::PacketTwoShot => {
+                    two_shot::all_reduce_packet_two_shot__run::<f32, Sum, _>(block, &packets);
+                }
                 Op::SignalF32 => {
                     reduction::reduce_whole__run::<f32, Sum, _>(block, &params);
                 }

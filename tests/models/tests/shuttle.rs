@@ -46,6 +46,7 @@ mod models {
             packet,
             Step::new(Op::TwoShot, 72),
             packet,
+            Step::new(Op::PacketTwoShot, 40),
             Step::new(Op::Transfer(0, last), 72),
             Step::new(Op::Ring, 72),
             Step::new(Op::AllToAll, 8).memory(Memory::Staged),
@@ -96,6 +97,7 @@ mod models {
         entries.extend(blocks_and_queues());
         for (name, op, count) in [
             ("packets", Op::Packet, 6),
+            ("packets in two shots", Op::PacketTwoShot, 20),
             ("two-shot", Op::TwoShot, 72),
             ("barrier", Op::Barrier, 0),
         ] {

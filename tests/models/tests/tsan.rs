@@ -15,7 +15,7 @@ mod moe;
 mod parts {
     use core::time::Duration;
 
-    use fusewire::{Algorithm, DType, LaunchAttributes, Operation, Options, Tensor, run_threads};
+    use fusewire::{DType, LaunchAttributes, Operation, Options, Tensor, run_threads};
     use fusewire_device::call::Call;
     use fusewire_device::comm::WindowAddr;
     use fusewire_device::layout::CommConst;
@@ -23,7 +23,7 @@ mod parts {
     use fusewire_models::broken::Kernel;
     use fusewire_tests::cases;
     use fusewire_tests::rank::CallMode;
-    use fusewire_tests::runner::{Setup, Threads};
+    use fusewire_tests::runner::{ALGORITHMS, Setup, Threads};
 
     use crate::moe::{Input, Moe, Shape, expected, random};
 
@@ -122,7 +122,7 @@ mod parts {
                 "core",
             ),
         ];
-        for algorithm in [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot] {
+        for algorithm in ALGORITHMS {
             setups.push((
                 format!("4 ranks, {algorithm}"),
                 Setup {

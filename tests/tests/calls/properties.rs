@@ -65,7 +65,8 @@ prop_compose! {
     fn setup()(
         ranks in 1u32..6,
         algorithm in select(vec![
-            Algorithm::Auto, Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot,
+            Algorithm::Auto, Algorithm::Packet, Algorithm::PacketTwoShot, Algorithm::Signal,
+            Algorithm::TwoShot,
         ]),
         mode in select(vec![CallMode::Blocking, CallMode::Async, CallMode::Graph]),
         (lanes, blocks) in select(vec![(1, 1), (1, 1), (1, 1), (1, 3), (32, 1)]),

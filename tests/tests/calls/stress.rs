@@ -61,9 +61,10 @@ fn random_case(rng: &mut Rng, ranks: u32, large: usize) -> Case {
 }
 
 /// Algorithms of the communicators. All communicators are in use at once.
-const ALGORITHMS: [Algorithm; 4] = [
+const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::Auto,
     Algorithm::Packet,
+    Algorithm::PacketTwoShot,
     Algorithm::Signal,
     Algorithm::TwoShot,
 ];
@@ -210,10 +211,12 @@ fn lanes_as_threads_across_skipped_flags() {
 
 #[test]
 fn packets_of_single_lanes_across_skipped_flags() {
-    for first_epoch in [(1 << 32) - 6, (1 << 32) - 5] {
+    let packets = [Algorithm::Packet, Algorithm::PacketTwoShot];
+    let epochs = [(1 << 32) - 6, (1 << 32) - 5];
+    for (algorithm, first_epoch) in packets.into_iter().flat_map(|it| epochs.map(|at| (it, at))) {
         let setup = Setup {
             lanes: 32,
-            algorithm: Algorithm::Packet,
+            algorithm,
             ..setup(3, first_epoch)
         };
         for result in fusewire::run_threads(3, &setup.options(), |comm| {

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use fusewire::{
-    Algorithm, CallOptions, DType, Device, Error, Norm, Options, ReduceOp, Tensor, WindowOptions,
+    CallOptions, DType, Device, Error, Norm, Options, ReduceOp, Tensor, WindowOptions,
     run_threads_on,
 };
 use fusewire_tests::device::run_threads;
@@ -22,7 +22,7 @@ use fusewire_tests::mix::Mix;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, report, role, start};
 use fusewire_tests::rank::CallMode;
-use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
+use fusewire_tests::runner::{ALGORITHMS, Processes, Runner, Setup, Threads};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 
@@ -228,7 +228,7 @@ fn sums(device: Device, dtype: DType) -> Vec<Vec<u8>> {
         let (x, y) = (comm.alloc(dtype, COUNT)?, comm.alloc(dtype, COUNT)?);
         x.copy_from_bytes(&oracle::fill(dtype, comm.rank(), 9, COUNT))?;
         let mut all = Vec::new();
-        for algorithm in [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot] {
+        for algorithm in ALGORITHMS {
             let by = comm.with_options(&CallOptions::new().hint("algorithm", algorithm.name()))?;
             by.all_reduce_into(&y, &x, ReduceOp::Sum)?;
             all.push(y.to_bytes()?);
@@ -245,7 +245,7 @@ fn sums_have_the_bits_of_the_cpu() {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             let gpu = sums(fusewire_tests::device(), dtype);
             let cpu = sums(Device::Cpu, dtype);
-            assert_eq!(gpu.len(), 9);
+            assert_eq!(gpu.len(), 3 * ALGORITHMS.len());
             assert!(gpu.iter().all(|bits| *bits == gpu[0]), "{dtype:?}");
             assert_eq!(gpu, cpu, "{dtype:?}");
             assert!(gpu[0].iter().any(|byte| *byte != 0));

@@ -38,11 +38,17 @@ struct Scenario {
 }
 
 /// One scenario for each protocol.
-const SCENARIOS: [Scenario; 6] = [
+const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "packet",
         kernel: "all_reduce_packet_f32_sum",
         algorithm: Algorithm::Packet,
+        run: all_reduce,
+    },
+    Scenario {
+        name: "packet two shot",
+        kernel: "all_reduce_packet_two_shot_f32_sum",
+        algorithm: Algorithm::PacketTwoShot,
         run: all_reduce,
     },
     Scenario {

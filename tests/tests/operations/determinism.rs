@@ -7,7 +7,7 @@ use fusewire::{Algorithm, Communicator, DType, Norm, Options, ReduceOp, Result, 
 use fusewire_tests::device::run_threads;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{report, role, start};
-use fusewire_tests::runner::Setup;
+use fusewire_tests::runner::{ALGORITHMS, Setup};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -158,7 +158,7 @@ fn every_setting_gives_the_same_bits_on_every_rank() {
         }
         let base = Setup::new(ranks);
         let mut ways = Vec::new();
-        for algorithm in [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot] {
+        for algorithm in ALGORITHMS {
             ways.push(Setup { algorithm, ..base });
             ways.push(Setup {
                 algorithm,
@@ -233,7 +233,7 @@ fn every_instruction_set_gives_the_same_bits() {
     let bits = || {
         let base = Setup::new(2);
         let mut all = Vec::new();
-        for algorithm in [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot] {
+        for algorithm in ALGORITHMS {
             all.extend(everything(&Setup { algorithm, ..base })[0].clone());
         }
         all

@@ -58,6 +58,7 @@ fn results_are_those_of_a_factor_of_the_host() {
 fn every_algorithm_and_several_lanes_and_blocks() {
     for algorithm in [
         Algorithm::Packet,
+        Algorithm::PacketTwoShot,
         Algorithm::Signal,
         Algorithm::TwoShot,
         Algorithm::Nvls,

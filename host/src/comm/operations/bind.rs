@@ -18,6 +18,7 @@ use fusewire_device::args::RawBuffer;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::native::Kernel;
 use fusewire_kernels::Exchange;
+use fusewire_kernels::all_reduce::two_shot::select_all_reduce_packet_two_shot;
 use fusewire_kernels::all_reduce::{AllReducePacketParams, select_all_reduce_packet};
 use fusewire_kernels::barrier::{BARRIER, BarrierParams};
 use fusewire_kernels::movement::{MOVE_ROWS, MovementParams};
@@ -82,6 +83,13 @@ impl Communicator {
                 dtype, reduction, ..
             } if plan.algorithm == Algorithm::Packet
                 && let Some(kernel) = select_all_reduce_packet(*dtype, *reduction) =>
+            {
+                submit(&self.bind_packets(planned, kernel))
+            }
+            Op::AllReduce {
+                dtype, reduction, ..
+            } if plan.algorithm == Algorithm::PacketTwoShot
+                && let Some(kernel) = select_all_reduce_packet_two_shot(*dtype, *reduction) =>
             {
                 submit(&self.bind_packets(planned, kernel))
             }

@@ -107,6 +107,16 @@ fn an_all_reduce_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
             words,
         ),
         (
+            Algorithm::PacketTwoShot,
+            offset_of!(AllReducePacketParams, source),
+            words,
+        ),
+        (
+            Algorithm::PacketTwoShot,
+            offset_of!(AllReducePacketParams, target),
+            words,
+        ),
+        (
             Algorithm::Signal,
             offset_of!(ReductionParams, source),
             bytes,

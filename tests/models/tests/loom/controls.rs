@@ -2,6 +2,7 @@
 
 use fusewire_device::mem::model::Fault;
 use fusewire_models::broken::Kernel;
+use fusewire_models::memory_image::Config;
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::scenario::{Blocks, InjectedFault};
 use fusewire_models::step::{Op, Step};
@@ -173,6 +174,19 @@ fn slots() -> Vec<Entry> {
         (
             "no second slot set, two-packet units",
             packets(Blocks::SingleLaneGpu),
+            InjectedFault::OneSlotSet,
+        ),
+        (
+            "no second slot set, packets in two shots",
+            scenario(
+                Config {
+                    packet_slot: 256,
+                    user: 128,
+                    ..two(PACKETS)
+                },
+                Blocks::SingleLaneGpu,
+                vec![Step::new(Op::PacketTwoShot, 2); 2],
+            ),
             InjectedFault::OneSlotSet,
         ),
         ("no credits, channel", channel, InjectedFault::FreeCredits),

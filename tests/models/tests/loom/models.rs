@@ -193,6 +193,29 @@ fn packets() -> Vec<Entry> {
             scenario(two(PACKETS), Blocks::SingleLaneGpu, vec![all_reduce; 4]),
         ),
         Entry::model(
+            "packets in two shots, 2 ranks x 2 launches",
+            Bound::Exhaustive,
+            single(vectors, vec![Step::new(Op::PacketTwoShot, 18); 2]),
+        ),
+        Entry::model(
+            "two-packet units in two shots, 2 ranks x 3 launches",
+            Bound::Preemptions(1),
+            scenario(
+                vectors,
+                Blocks::SingleLaneGpu,
+                vec![Step::new(Op::PacketTwoShot, 2); 3],
+            ),
+        ),
+        Entry::model(
+            "two-packet units in two shots, both parts, 2 ranks x 2 launches",
+            Bound::Preemptions(1),
+            scenario(
+                vectors,
+                Blocks::SingleLaneGpu,
+                vec![Step::new(Op::PacketTwoShot, 18); 2],
+            ),
+        ),
+        Entry::model(
             "two-packet units, across 2^32, 2 ranks x 4 epochs",
             Bound::Preemptions(1),
             scenario(
@@ -694,6 +717,7 @@ fn many_ranks() -> Vec<Entry> {
 pub(crate) fn lanes_config(parts: Parts) -> Config {
     Config {
         lanes: 2,
+        packet_slot: 256,
         channel_slot: 32,
         user: 128,
         ..two(parts)
@@ -705,6 +729,13 @@ fn lanes() -> Vec<Entry> {
     for (machine, blocks) in [("emulator's", Blocks::Lanes), ("weak", Blocks::WeakLane)] {
         let cases = [
             ("two-packet units", PACKETS, Op::Packet, 2, 2),
+            (
+                "two-packet units in two shots",
+                PACKETS,
+                Op::PacketTwoShot,
+                2,
+                2,
+            ),
             ("signal all_reduce", ROUNDS, Op::SignalF32, 8, 1),
             ("all_to_all", ROUNDS, Op::AllToAll, 32, 1),
             ("send and recv", CHANNELS, Op::Transfer(0, 1), 64, 1),
