@@ -50,6 +50,7 @@ pub(crate) struct Arguments {
 const OPERATIONS: &[(&str, Algorithm)] = &[
     ("all_reduce auto", Algorithm::Auto),
     ("all_reduce packet", Algorithm::Packet),
+    ("all_reduce packet_two_shot", Algorithm::PacketTwoShot),
     ("all_reduce signal", Algorithm::Signal),
     ("all_reduce two_shot", Algorithm::TwoShot),
     ("all_reduce nvls", Algorithm::Nvls),

@@ -193,8 +193,8 @@ pub struct CallOptions {
 }
 
 impl CallOptions {
-    /// Names of the known hints. `algorithm` (`auto`, `packet`, `signal`, `two_shot` or `nvls`)
-    /// must be equal on all ranks.
+    /// Names of the known hints. `algorithm` (`auto`, `packet`, `packet_two_shot`, `signal`,
+    /// `two_shot` or `nvls`) must be equal on all ranks.
     pub const HINTS: &[&str] = &["algorithm"];
 
     /// Creates options without a timeout or hints.

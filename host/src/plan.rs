@@ -344,9 +344,9 @@ fn grid(op: &Op, agreed: &Agreed<'_>, algorithm: Algorithm) -> PlannedGrid {
 /// Returns true if the plan uses multicast instead of the algorithm `otherwise`.
 /// [`Determinism::Bitwise`] excludes multicast (see [`Determinism::refuses`]). With
 /// [`Algorithm::Auto`], only all_reduce by sum or average uses multicast, and only if the
-/// alternative is two-shot, by packets for more than [`NVLS_BYTES`]. With multicast, reduce_scatter and all_gather would move as many bytes
-/// into or out of each rank as without it, and minimum and maximum would no longer be guaranteed to
-/// propagate NaN.
+/// alternative is two-shot, by packets for more than [`NVLS_BYTES`]. With multicast, reduce_scatter
+/// and all_gather would move as many bytes into or out of each rank as without it, and minimum and
+/// maximum would no longer be guaranteed to propagate NaN.
 fn uses_multicast(op: &Op, agreed: &Agreed<'_>, otherwise: Algorithm) -> bool {
     let possible = match *op {
         Op::AllReduce {
@@ -535,20 +535,24 @@ mod tests {
         assert_eq!(aligned_end(320, 320), Some(0));
     }
 
-    /// Plans all_reduce of `bytes` bytes of bf16 on `ranks` GPUs with these options.
-    fn on_gpus(ranks: u32, bytes: usize, options: &Options) -> Plan {
-        let machine = Machine {
-            split: false,
-            oversubscribed: false,
-            multicast: false,
-            gpu: true,
-        };
-        let agreed = Agreed {
+    /// Returns what `ranks` GPUs of a domain agree on.
+    fn gpus(ranks: u32, options: &Options) -> Agreed<'_> {
+        Agreed {
             options,
             wanted: Algorithm::Auto,
             ranks,
-            machine,
-        };
+            machine: Machine {
+                split: false,
+                oversubscribed: false,
+                multicast: false,
+                gpu: true,
+            },
+        }
+    }
+
+    /// Plans all_reduce of `bytes` bytes of bf16 on `ranks` GPUs with these options.
+    fn on_gpus(ranks: u32, bytes: usize, options: &Options) -> Plan {
+        let agreed = gpus(ranks, options);
         plan(&all_reduce(bytes / 2, ReductionCode::Sum), &agreed)
     }
 
@@ -557,13 +561,17 @@ mod tests {
         let options = Options::default().blocks(64).resolved(Device::Cuda(0));
         for (ranks, limit, next) in [
             (2, 512 << 10, Algorithm::Signal),
-            (3, 128 << 10, Algorithm::TwoShot),
-            (4, 128 << 10, Algorithm::TwoShot),
-            (8, 64 << 10, Algorithm::TwoShot),
+            (3, 128 << 10, Algorithm::PacketTwoShot),
+            (4, 128 << 10, Algorithm::PacketTwoShot),
+            (8, 32 << 10, Algorithm::PacketTwoShot),
         ] {
             let algorithm = |bytes| on_gpus(ranks, bytes, &options).algorithm;
             assert_eq!(algorithm(limit), Algorithm::Packet, "{ranks} ranks");
             assert_eq!(algorithm(limit + 2), next, "{ranks} ranks");
+            if ranks > 2 {
+                assert_eq!(algorithm(512 << 10), next, "{ranks} ranks");
+                assert_eq!(algorithm((512 << 10) + 2), Algorithm::TwoShot);
+            }
         }
         // One block has one slot, of 64 KiB: half of it are flags.
         let one = Options::default().blocks(1).resolved(Device::Cuda(0));
@@ -572,23 +580,41 @@ mod tests {
         assert_eq!(on_gpus(2, room + 2, &one).algorithm, Algorithm::Signal);
     }
 
+    #[test]
+    fn multicast_replaces_packets_in_two_shots_from_128_kib() {
+        let options = Options {
+            determinism: Determinism::Any,
+            ..Options::default().resolved(Device::Cuda(0))
+        };
+        let mut agreed = gpus(8, &options);
+        agreed.machine.multicast = true;
+        for (bytes, algorithm) in [
+            (32 << 10, Algorithm::Packet),
+            (128 << 10, Algorithm::PacketTwoShot),
+            ((128 << 10) + 2, Algorithm::Nvls),
+        ] {
+            let op = all_reduce(bytes / 2, ReductionCode::Sum);
+            assert_eq!(plan(&op, &agreed).algorithm, algorithm, "{bytes} bytes");
+        }
+    }
+
+    /// A network carries no packets that differ by rank.
+    #[test]
+    fn packets_in_two_shots_need_load_and_store() {
+        let options = Options::default().resolved(Device::Cuda(0));
+        let mut agreed = gpus(8, &options);
+        agreed.machine.split = true;
+        agreed.wanted = Algorithm::PacketTwoShot;
+        let op = all_reduce(128 << 10, ReductionCode::Sum);
+        assert_eq!(plan(&op, &agreed).algorithm, Algorithm::Packet);
+    }
+
     /// A row of a large model is 16 KiB: 8192 elements of bf16.
     #[test]
     fn one_row_of_a_norm_goes_by_packets_on_gpus() {
         let options = Options::default().resolved(Device::Cuda(0));
         for ranks in [2, 4, 8] {
-            let machine = Machine {
-                split: false,
-                oversubscribed: false,
-                multicast: false,
-                gpu: true,
-            };
-            let agreed = Agreed {
-                options: &options,
-                wanted: Algorithm::Auto,
-                ranks,
-                machine,
-            };
+            let agreed = gpus(ranks, &options);
             assert_eq!(
                 norm(&agreed, 1, 16 << 10, 8192, 32 << 10),
                 Algorithm::Packet

@@ -263,7 +263,7 @@ unsafe fn reduce_pairs<M: Machine, T: Element, O: Reduction<T>>(
     outcome
 }
 
-/// Writes pair `pair` of the `bytes` bytes at `to`: 8 bytes, or as many as there are.
+/// Writes pair `pair` of the `bytes` bytes at `to`: 8 bytes, fewer at the end.
 ///
 /// # Safety
 /// `to` must be writable for `bytes` bytes, of elements of `T`, and the pair begin below them.

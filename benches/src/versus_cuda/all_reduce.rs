@@ -124,7 +124,7 @@ impl RankPart<'_> {
     pub(crate) fn ours(&self, operands: &Operands, dtype: DType) -> Result<Vec<Candidate>> {
         let mut taken = Vec::new();
         let mut list = Vec::new();
-        for wanted in [AUTO, "packet", "signal", "two_shot"] {
+        for wanted in [AUTO, "packet", "packet_two_shot", "signal", "two_shot"] {
             let options = CallOptions::new().hint("algorithm", wanted);
             let comm = self.comm.with_options(&options)?;
             let op = Op::AllReduce {

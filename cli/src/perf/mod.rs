@@ -71,8 +71,8 @@ pub(crate) struct Arguments {
     /// Reduction: sum, product, min, max, average, premul_sum, band, bor, bxor.
     #[arg(short = 'o', long, default_value = "sum")]
     op: String,
-    /// Algorithm of all_reduce: auto, packet, signal, two_shot, nvls (uses multicast; its results
-    /// may differ in the last bits).
+    /// Algorithm of all_reduce: auto, packet, packet_two_shot, signal, two_shot, nvls (uses
+    /// multicast; its results may differ in the last bits).
     #[arg(long, default_value = "auto")]
     algorithm: String,
     /// Number of samples per size (default: as many as fit in 200 ms, from 5 to 5000). A sample is

@@ -44,11 +44,8 @@ impl Parts {
     /// Returns true if all parts of `ranks` have all 8 bytes of pair `pair`, a pair of the first
     /// part.
     #[inline(always)]
-    pub(super) fn have<const N: usize>(self, ranks: [u32; N], pair: usize) -> bool {
-        let mut last = 0;
-        for rank in ranks {
-            last = last.max(rank);
-        }
+    pub(super) fn have(self, ranks: [u32; AT_ONCE], pair: usize) -> bool {
+        let last = ranks[0].max(ranks[1]).max(ranks[2].max(ranks[3]));
         last as usize * self.each + (pair + 1) * PAIR_DATA <= self.bytes
     }
 }
@@ -103,8 +100,8 @@ pub(super) unsafe fn send_parts<M: Machine>(
         while step <= ranks {
             let peers = ranks_from::<_, AT_ONCE>(session, step, ranks + 1);
             if is_aligned && parts.have(peers, pair) {
-                let data = peers.map(|peer| {
-                    let at = peer as usize * parts.each() + pair * PAIR_DATA;
+                let data: [u64; AT_ONCE] = core::array::from_fn(|i| {
+                    let at = peers[i] as usize * parts.each() + pair * PAIR_DATA;
                     // SAFETY: the pair is within the peer's part by the condition, and aligned.
                     unsafe { mem::read(from.wrapping_add(at).cast::<u64>()) }
                 });

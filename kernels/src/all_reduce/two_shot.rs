@@ -164,15 +164,20 @@ unsafe fn gather_pairs<M: Machine, T: Element>(
         while step < ranks && !outcome.is_failed() {
             let peers = ranks_from::<_, AT_ONCE>(session, step, ranks);
             // SAFETY: these are ranks; the pair is one of the first part, and fits the slot.
-            let peek = |peer| unsafe { slots.peek_pairs::<1>(session.comm(), peer, 1 + pair) };
-            let seen = peers.map(peek);
-            let there = seen.iter().fold(true, |there, pair| there & pair.1);
+            let peek =
+                |i: usize| unsafe { slots.peek_pairs::<1>(session.comm(), peers[i], 1 + pair) };
+            let seen = [peek(0), peek(1), peek(2), peek(3)];
+            let there = seen[0].1 & seen[1].1 & seen[2].1 & seen[3].1;
             if is_aligned && there && parts.have(peers, pair) {
-                for i in 0..AT_ONCE {
+                let write = |i: usize| {
                     let at = peers[i] as usize * parts.each() + pair * PAIR_DATA;
                     // SAFETY: the pair is within the peer's part by the condition, and aligned.
                     unsafe { mem::write(to.wrapping_add(at).cast::<u64>(), seen[i].0[0]) };
-                }
+                };
+                write(0);
+                write(1);
+                write(2);
+                write(3);
                 step += AT_ONCE as u32;
                 continue;
             }

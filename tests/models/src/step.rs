@@ -118,8 +118,8 @@ pub struct Step {
     /// Operation.
     pub op: Op,
     /// Number of elements of a row. Elements are bytes, except f32 in [`Op::Packet`],
-    /// [`Op::PacketTwoShot`] and [`Op::SignalF32`], and 64-bit words in [`Op::RingPut`] and [`Op::Window`]. Norms ignore the
-    /// number.
+    /// [`Op::PacketTwoShot`] and [`Op::SignalF32`], and 64-bit words in [`Op::RingPut`] and
+    /// [`Op::Window`]. Norms ignore the number.
     pub count: usize,
     /// Location of the buffers.
     pub memory: Memory,
