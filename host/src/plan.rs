@@ -157,7 +157,8 @@ const GPU_PACKET_BYTES: [u64; 3] = [32 << 10, 128 << 10, 512 << 10];
 /// other half of the bytes takes at 680 KiB with 8 GPUs, at 350 GB/s. Not measured over NVLink.
 const GPU_PACKET_TWO_SHOT_BYTES: u64 = 512 << 10;
 
-/// Size in bytes from which on multicast replaces packets in two shots.
+/// Maximum size in bytes of all_reduce by packets in two shots where multicast is possible. Not
+/// measured.
 const NVLS_BYTES: u64 = 128 << 10;
 
 /// Maximum size in bytes of one-shot all_reduce on more than 4 GPUs, on 3 or 4, and on 2. Two-shot
@@ -325,9 +326,8 @@ fn grid(op: &Op, agreed: &Agreed<'_>, algorithm: Algorithm) -> PlannedGrid {
         // 8 bytes of each rank's part for each lane.
         Op::AllReduce { .. } if algorithm == Algorithm::PacketTwoShot => {
             let blocks = agreed.options.blocks;
-            let part = part_bytes(op, blocks).div_ceil(u64::from(agreed.ranks));
-            let lanes = part.div_ceil(packet::PAIR_DATA as u64);
-            PlannedGrid::of(u64::from(blocks), lanes)
+            let shard = shard_bytes(part_bytes(op, blocks), agreed.ranks);
+            PlannedGrid::of(u64::from(blocks), shard / packet::PAIR_DATA as u64)
         }
         // A block per row.
         Op::AllReduceNorm { rows, .. } => {
@@ -434,9 +434,8 @@ fn algorithm(op: &Op, agreed: &Agreed<'_>) -> Algorithm {
     let room = packet::capacity(options.packet_slot(ranks));
     let part = part_bytes(op, options.blocks);
     let packets = has_instance(dtype, reduction) && part <= room;
-    let shards = has_instance(dtype, reduction)
-        && !machine.split
-        && part.div_ceil(u64::from(ranks)).next_multiple_of(LINE) <= room;
+    let shards =
+        has_instance(dtype, reduction) && !machine.split && shard_bytes(part, ranks) <= room;
     match wanted {
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::PacketTwoShot if shards => Algorithm::PacketTwoShot,
@@ -463,6 +462,13 @@ fn part_bytes(op: &Op, blocks: u32) -> u64 {
         }
     };
     part.saturating_mul(op.dtype().map_or(1, DType::size) as u64)
+}
+
+/// Returns the size in bytes of the largest shard of a block's part, in two shots by packets.
+fn shard_bytes(part: u64, ranks: u32) -> u64 {
+    part.div_ceil(u64::from(ranks))
+        .checked_next_multiple_of(LINE)
+        .unwrap_or(u64::MAX)
 }
 
 /// Chooses the algorithm of a fused norm over `rows` rows of `hidden` elements, which have `bytes`

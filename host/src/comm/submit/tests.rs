@@ -94,50 +94,25 @@ fn expect_failure(
 
 #[test]
 fn an_all_reduce_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
-    let (words, bytes) = ("element 511 of 511", "element 2047 of 2047");
-    let fields = [
-        (
-            Algorithm::Packet,
-            offset_of!(AllReducePacketParams, source),
-            words,
-        ),
-        (
-            Algorithm::Packet,
-            offset_of!(AllReducePacketParams, target),
-            words,
-        ),
-        (
-            Algorithm::PacketTwoShot,
-            offset_of!(AllReducePacketParams, source),
-            words,
-        ),
-        (
-            Algorithm::PacketTwoShot,
-            offset_of!(AllReducePacketParams, target),
-            words,
-        ),
-        (
-            Algorithm::Signal,
-            offset_of!(ReductionParams, source),
-            bytes,
-        ),
-        (
-            Algorithm::Signal,
-            offset_of!(ReductionParams, target),
-            bytes,
-        ),
-        (
-            Algorithm::TwoShot,
-            offset_of!(ReductionParams, source),
-            bytes,
-        ),
-        (
-            Algorithm::TwoShot,
-            offset_of!(ReductionParams, target),
-            bytes,
-        ),
+    let packets = [
+        offset_of!(AllReducePacketParams, source),
+        offset_of!(AllReducePacketParams, target),
     ];
-    for (algorithm, field, text) in fields {
+    let rounds = [
+        offset_of!(ReductionParams, source),
+        offset_of!(ReductionParams, target),
+    ];
+    let (words, bytes) = ("element 511 of 511", "element 2047 of 2047");
+    let cases = [
+        (Algorithm::Packet, packets, words),
+        (Algorithm::PacketTwoShot, packets, words),
+        (Algorithm::Signal, rounds, bytes),
+        (Algorithm::TwoShot, rounds, bytes),
+    ];
+    for (algorithm, field, text) in cases
+        .into_iter()
+        .flat_map(|(algorithm, fields, text)| fields.map(|field| (algorithm, field, text)))
+    {
         expect_failure(algorithm, text, |comm, is_short| {
             let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
             let prepared = comm.prepare(Collective::all_reduce(&output, &input, ReduceOp::Sum))?;

@@ -194,7 +194,7 @@ fn packets() -> Vec<Entry> {
         ),
         Entry::model(
             "packets in two shots, 2 ranks x 2 launches",
-            Bound::Exhaustive,
+            Bound::Preemptions(2),
             single(vectors, vec![Step::new(Op::PacketTwoShot, 18); 2]),
         ),
         Entry::model(
