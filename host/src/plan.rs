@@ -152,6 +152,10 @@ const ONE_SHOT_BYTES: u64 = 4 << 10;
 /// over NVLink.
 const GPU_PACKET_BYTES: [u64; 3] = [32 << 10, 128 << 10, 512 << 10];
 
+/// Like [`GPU_PACKET_BYTES`], for fused norms, which have no packets in two shots. Not measured over
+/// NVLink.
+const GPU_NORM_PACKET_BYTES: [u64; 3] = [64 << 10, 128 << 10, 512 << 10];
+
 /// Maximum size in bytes of all_reduce by packets in two shots on more than 2 GPUs. Two-shot with
 /// signals moves half the bytes, and waits about 3.5 us longer for its signals: as much as the
 /// other half of the bytes takes at 680 KiB with 8 GPUs, at 350 GB/s. Not measured over NVLink.
@@ -201,12 +205,13 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Returns the maximum size in bytes of all_reduce by packets.
-    const fn packet_bytes(self, ranks: u32) -> u64 {
+    /// Returns the maximum size in bytes of all_reduce, or of a norm, by packets. `gpus` has the
+    /// limits of GPUs.
+    const fn packet_bytes(self, ranks: u32, gpus: [u64; 3]) -> u64 {
         match self {
             // A round of requests costs more than packets of any size.
             Self { split: true, .. } => u64::MAX,
-            Self { gpu: true, .. } => by_gpus(ranks, GPU_PACKET_BYTES),
+            Self { gpu: true, .. } => by_gpus(ranks, gpus),
             Self {
                 oversubscribed: true,
                 ..
@@ -441,7 +446,7 @@ fn algorithm(op: &Op, agreed: &Agreed<'_>) -> Algorithm {
         Algorithm::PacketTwoShot if shards => Algorithm::PacketTwoShot,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot if !machine.split => Algorithm::TwoShot,
-        _ if packets && bytes <= machine.packet_bytes(ranks) => Algorithm::Packet,
+        _ if packets && bytes <= machine.packet_bytes(ranks, GPU_PACKET_BYTES) => Algorithm::Packet,
         _ if shards && bytes <= machine.packet_two_shot_bytes(ranks) => Algorithm::PacketTwoShot,
         // Two-shot writes to other ranks' outputs.
         _ if machine.split => Algorithm::Signal,
@@ -489,7 +494,9 @@ fn norm(agreed: &Agreed<'_>, rows: u64, bytes: u64, hidden: usize, row_bytes: us
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot => Algorithm::TwoShot,
-        _ if packets && bytes <= machine.packet_bytes(ranks) => Algorithm::Packet,
+        _ if packets && bytes <= machine.packet_bytes(ranks, GPU_NORM_PACKET_BYTES) => {
+            Algorithm::Packet
+        }
         _ if rows < u64::from(ranks) => Algorithm::Signal,
         _ if bytes <= machine.one_shot_bytes(ranks, GPU_NORM_BYTES) => Algorithm::Signal,
         // Between two ranks, two-shot moves as many bytes, and often through staging.
@@ -615,16 +622,16 @@ mod tests {
         assert_eq!(plan(&op, &agreed).algorithm, Algorithm::Packet);
     }
 
-    /// A row of a large model is 16 KiB: 8192 elements of bf16.
+    /// A row of a large model is 16 KiB: 8192 elements of bf16. Norms have no packets in two shots.
     #[test]
-    fn one_row_of_a_norm_goes_by_packets_on_gpus() {
+    fn few_rows_of_a_norm_go_by_packets_on_gpus() {
         let options = Options::default().resolved(Device::Cuda(0));
         for ranks in [2, 4, 8] {
             let agreed = gpus(ranks, &options);
-            assert_eq!(
-                norm(&agreed, 1, 16 << 10, 8192, 32 << 10),
-                Algorithm::Packet
-            );
+            for rows in [1, 4] {
+                let planned = norm(&agreed, rows, rows * (16 << 10), 8192, 32 << 10);
+                assert_eq!(planned, Algorithm::Packet, "{rows} rows, {ranks} ranks");
+            }
         }
     }
 
