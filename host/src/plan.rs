@@ -152,8 +152,8 @@ const ONE_SHOT_BYTES: u64 = 4 << 10;
 /// over NVLink.
 const GPU_PACKET_BYTES: [u64; 3] = [32 << 10, 128 << 10, 512 << 10];
 
-/// Like [`GPU_PACKET_BYTES`], for fused norms, which have no packets in two shots. Not measured over
-/// NVLink.
+/// Like [`GPU_PACKET_BYTES`], for fused norms, which have no packets in two shots. Not measured
+/// over NVLink.
 const GPU_NORM_PACKET_BYTES: [u64; 3] = [64 << 10, 128 << 10, 512 << 10];
 
 /// Maximum size in bytes of all_reduce by packets in two shots on more than 2 GPUs. Two-shot with
