@@ -168,7 +168,8 @@ unsafe fn gather_pairs<M: Machine, T: Element>(
                 |i: usize| unsafe { slots.peek_pairs::<1>(session.comm(), peers[i], 1 + pair) };
             let seen = [peek(0), peek(1), peek(2), peek(3)];
             let there = seen[0].1 & seen[1].1 & seen[2].1 & seen[3].1;
-            if is_aligned && there && parts.have(peers, pair) {
+            let is_whole = is_aligned && parts.have(peers, pair);
+            if is_whole && there {
                 let write = |i: usize| {
                     let at = peers[i] as usize * parts.each() + pair * PAIR_DATA;
                     // SAFETY: the pair is within the peer's part by the condition, and aligned.
@@ -181,11 +182,20 @@ unsafe fn gather_pairs<M: Machine, T: Element>(
                 step += AT_ONCE as u32;
                 continue;
             }
-            let (first, bytes) = parts.of(peers[0]);
+            // Awaits one pair, and writes it if the pairs are not written together.
+            let peer = match [seen[0].1, seen[1].1, seen[2].1] {
+                _ if !is_whole => peers[0],
+                [false, ..] => peers[0],
+                [_, false, _] => peers[1],
+                [.., false] => peers[2],
+                _ => peers[3],
+            };
+            let (first, bytes) = parts.of(peer);
             if pair * PAIR_DATA < bytes {
                 // SAFETY: the pair begins within the peer's part, so it is in its stream.
-                let arrived = unsafe { slots.receive_pair(session, peers[0], 1 + pair) };
+                let arrived = unsafe { slots.receive_pair(session, peer, 1 + pair) };
                 match arrived.ok() {
+                    Some(_) if is_whole => continue,
                     // SAFETY: the output has the part's bytes.
                     Some(data) => unsafe {
                         write_pair::<T>(to.wrapping_add(first), bytes, pair, data);
