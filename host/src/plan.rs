@@ -144,21 +144,17 @@ const OVERSUBSCRIBED_PACKET_BYTES: u64 = 4 << 10;
 /// packets. Larger calls use two-shot, which works in place without staging.
 const ONE_SHOT_BYTES: u64 = 4 << 10;
 
-/// Maximum size in bytes of all_reduce by packets in one shot on more than 4 GPUs, on 3 or 4, and
-/// on 2. A packet has twice the bytes of its data. With P GPUs, a GPU receives 2 (P - 1) S bytes in
-/// one shot, and 4 (P - 1) / P S in two, which have a second hop of about 1.5 us. At 350 GB/s the
-/// difference takes 1.5 us at 50 KiB with 8 GPUs, and at 171 KiB with 4. With 2 there is no
-/// difference, and the two signals of the other algorithms cost less from 512 KiB on. Not measured
-/// over NVLink.
-const GPU_PACKET_BYTES: [u64; 3] = [32 << 10, 128 << 10, 512 << 10];
-
-/// Like [`GPU_PACKET_BYTES`], for fused norms, which have no packets in two shots. Not measured
-/// over NVLink.
-const GPU_NORM_PACKET_BYTES: [u64; 3] = [64 << 10, 128 << 10, 512 << 10];
+/// Maximum size in bytes of all_reduce and of a fused norm by packets in one shot on more than 4
+/// GPUs, on 3 or 4, and on 2. A packet has twice the bytes of its data. With P GPUs, a GPU receives
+/// 2 (P - 1) S bytes in one shot, and 4 (P - 1) / P S in two, which wait 2.0 us longer with 8 GPUs,
+/// and at least 1.4 us with 4 (docs/performance.md). At 370 GB/s the difference takes as long at 69
+/// KiB with 8 GPUs, and at 169 KiB with 4. With 2 there is no difference, and the two signals of the other
+/// algorithms cost less from 512 KiB on. Not measured over NVLink.
+const GPU_PACKET_BYTES: [u64; 3] = [64 << 10, 128 << 10, 512 << 10];
 
 /// Maximum size in bytes of all_reduce by packets in two shots on more than 2 GPUs. Two-shot with
-/// signals moves half the bytes, and waits about 3.5 us longer for its signals: as much as the
-/// other half of the bytes takes at 680 KiB with 8 GPUs, at 350 GB/s. Not measured over NVLink.
+/// signals moves half the bytes, and waits 2.4 us longer with 8 GPUs: as much as the other half of
+/// the bytes takes at 490 KiB, at 370 GB/s. Not measured over NVLink.
 const GPU_PACKET_TWO_SHOT_BYTES: u64 = 512 << 10;
 
 /// Maximum size in bytes of all_reduce by packets in two shots where multicast is possible. Not
@@ -205,13 +201,12 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Returns the maximum size in bytes of all_reduce, or of a norm, by packets. `gpus` has the
-    /// limits of GPUs.
-    const fn packet_bytes(self, ranks: u32, gpus: [u64; 3]) -> u64 {
+    /// Returns the maximum size in bytes of all_reduce, or of a norm, by packets in one shot.
+    const fn packet_bytes(self, ranks: u32) -> u64 {
         match self {
             // A round of requests costs more than packets of any size.
             Self { split: true, .. } => u64::MAX,
-            Self { gpu: true, .. } => by_gpus(ranks, gpus),
+            Self { gpu: true, .. } => by_gpus(ranks, GPU_PACKET_BYTES),
             Self {
                 oversubscribed: true,
                 ..
@@ -446,7 +441,7 @@ fn algorithm(op: &Op, agreed: &Agreed<'_>) -> Algorithm {
         Algorithm::PacketTwoShot if shards => Algorithm::PacketTwoShot,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot if !machine.split => Algorithm::TwoShot,
-        _ if packets && bytes <= machine.packet_bytes(ranks, GPU_PACKET_BYTES) => Algorithm::Packet,
+        _ if packets && bytes <= machine.packet_bytes(ranks) => Algorithm::Packet,
         _ if shards && bytes <= machine.packet_two_shot_bytes(ranks) => Algorithm::PacketTwoShot,
         // Two-shot writes to other ranks' outputs.
         _ if machine.split => Algorithm::Signal,
@@ -494,9 +489,7 @@ fn norm(agreed: &Agreed<'_>, rows: u64, bytes: u64, hidden: usize, row_bytes: us
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot => Algorithm::TwoShot,
-        _ if packets && bytes <= machine.packet_bytes(ranks, GPU_NORM_PACKET_BYTES) => {
-            Algorithm::Packet
-        }
+        _ if packets && bytes <= machine.packet_bytes(ranks) => Algorithm::Packet,
         _ if rows < u64::from(ranks) => Algorithm::Signal,
         _ if bytes <= machine.one_shot_bytes(ranks, GPU_NORM_BYTES) => Algorithm::Signal,
         // Between two ranks, two-shot moves as many bytes, and often through staging.
@@ -576,7 +569,7 @@ mod tests {
             (2, 512 << 10, Algorithm::Signal),
             (3, 128 << 10, Algorithm::PacketTwoShot),
             (4, 128 << 10, Algorithm::PacketTwoShot),
-            (8, 32 << 10, Algorithm::PacketTwoShot),
+            (8, 64 << 10, Algorithm::PacketTwoShot),
         ] {
             let algorithm = |bytes| on_gpus(ranks, bytes, &options).algorithm;
             assert_eq!(algorithm(limit), Algorithm::Packet, "{ranks} ranks");
@@ -602,7 +595,7 @@ mod tests {
         let mut agreed = gpus(8, &options);
         agreed.machine.multicast = true;
         for (bytes, algorithm) in [
-            (32 << 10, Algorithm::Packet),
+            (64 << 10, Algorithm::Packet),
             (128 << 10, Algorithm::PacketTwoShot),
             ((128 << 10) + 2, Algorithm::Nvls),
         ] {
@@ -622,7 +615,7 @@ mod tests {
         assert_eq!(plan(&op, &agreed).algorithm, Algorithm::Packet);
     }
 
-    /// A row of a large model is 16 KiB: 8192 elements of bf16. Norms have no packets in two shots.
+    /// A row of a large model is 16 KiB: 8192 elements of bf16.
     #[test]
     fn few_rows_of_a_norm_go_by_packets_on_gpus() {
         let options = Options::default().resolved(Device::Cuda(0));
