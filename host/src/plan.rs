@@ -148,8 +148,8 @@ const ONE_SHOT_BYTES: u64 = 4 << 10;
 /// GPUs, on 3 or 4, and on 2. A packet has twice the bytes of its data. With P GPUs, a GPU receives
 /// 2 (P - 1) S bytes in one shot, and 4 (P - 1) / P S in two, which wait 2.0 us longer with 8 GPUs,
 /// and at least 1.4 us with 4 (docs/performance.md). At 370 GB/s the difference takes as long at 69
-/// KiB with 8 GPUs, and at 169 KiB with 4. With 2 there is no difference, and the two signals of the other
-/// algorithms cost less from 512 KiB on. Not measured over NVLink.
+/// KiB with 8 GPUs, and at 169 KiB with 4. With 2 there is no difference, and the two signals of
+/// the other algorithms cost less from 512 KiB on. Not measured over NVLink.
 const GPU_PACKET_BYTES: [u64; 3] = [64 << 10, 128 << 10, 512 << 10];
 
 /// Maximum size in bytes of all_reduce by packets in two shots on more than 2 GPUs. Two-shot with
