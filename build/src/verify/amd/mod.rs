@@ -233,6 +233,27 @@ mod tests {
     }
 
     #[test]
+    fn a_load_may_overwrite_the_result_of_an_ordered_load() {
+        let global = "global_load_dword v1, v[2:3], off
+            global_load_dword v1, v[4:5], off
+            s_waitcnt vmcnt(0)
+            s_endpgm";
+        assert!(broken(global).is_empty());
+        let flat = "flat_load_dword v1, v[2:3]
+            s_waitcnt lgkmcnt(0)
+            global_load_dword v1, v[4:5], off
+            s_waitcnt vmcnt(0)
+            s_endpgm";
+        assert!(broken(flat).is_empty());
+        // The flat load may have read LDS, which is not ordered with global memory.
+        let unordered = flat.replace("lgkmcnt(0)", "lgkmcnt(1)");
+        assert_eq!(broken(&unordered), [WAIT]);
+        // The result is not there yet.
+        let used = flat.replace("global_load_dword v1, v[4:5], off", "v_mov_b32_e32 v5, v1");
+        assert_eq!(broken(&used), [WAIT]);
+    }
+
+    #[test]
     fn unknown_jumps_are_reported() {
         assert_eq!(broken("s_setpc_b64 s[0:1]\ns_endpgm"), [FLOW]);
         assert_eq!(broken("s_branch L7"), [FLOW]);

@@ -115,10 +115,16 @@ impl Analysis for Waits<'_> {
                 *before == Pending::COMPLETE
                     || loads && *now == Pending::ISSUED && *before != Pending::UNORDERED
             };
+            // A flat load that is complete under lgkmcnt but not under vmcnt reads global memory, so
+            // it is ordered with the other accesses there.
+            let ordered = |it: &[Pending; 2]| match *it {
+                [Pending::UNORDERED, Pending::COMPLETE] => [Pending::ISSUED, Pending::COMPLETE],
+                other => other,
+            };
             let pending = &state.0[usize::from(range.start)..usize::from(range.end)];
             if !pending
                 .iter()
-                .all(|it| it.iter().zip(&issued).all(may_follow))
+                .all(|it| ordered(it).iter().zip(&issued).all(may_follow))
             {
                 let text = "an operand is used before the load into it is complete";
                 out.push(self.0.violation(WAIT, index, text));
