@@ -115,8 +115,8 @@ impl Analysis for Waits<'_> {
                 *before == Pending::COMPLETE
                     || loads && *now == Pending::ISSUED && *before != Pending::UNORDERED
             };
-            // A flat load that is complete under lgkmcnt but not under vmcnt reads global memory, so
-            // it is ordered with the other accesses there.
+            // A flat load that is complete under lgkmcnt, but not under vmcnt, reads global memory,
+            // so it is ordered with the other accesses there.
             let ordered = |it: &[Pending; 2]| match *it {
                 [Pending::UNORDERED, Pending::COMPLETE] => [Pending::ISSUED, Pending::COMPLETE],
                 other => other,
