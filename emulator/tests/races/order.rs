@@ -358,7 +358,11 @@ fn a_launch_continues_what_the_one_before_has_acquired() {
     let acquirer = format!("add.u64 %d0, %in0, 8; {} ret;", wait("%d0"));
     let reader = "ld.global.u32 %r0, [%in0]; st.release.sys.global.u32 [%in0+16], %r0; ret;";
     for config in configs() {
-        let gpus = Gpus::new(config);
+        // The first launch waits for launches that the host has not submitted yet.
+        let gpus = Gpus::new(Config {
+            idle: IdleTime::Host,
+            ..config
+        });
         let data = gpus.allocate(0, 24);
         let run = |device: u32, body: &str| {
             let kernel = Kernel::new(&kernel(1, body), "k").device(device);
