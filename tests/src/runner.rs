@@ -2,7 +2,7 @@
 //! [`Runner`]. The cases and checks do not change.
 
 use core::time::Duration;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::thread;
 
 use fusewire::bootstrap::RankSize;
@@ -223,14 +223,28 @@ impl Threads {
         body: impl Fn(Communicator) -> Result<R, String> + Sync,
     ) -> Vec<Result<R, String>> {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let running = RwLock::new(());
         thread::scope(|scope| {
             let ranks: Vec<_> = (0..setup.ranks)
                 .map(|rank| {
-                    let (store, body) = (Arc::clone(&store), &body);
+                    let (store, body, running) = (Arc::clone(&store), &body, &running);
                     scope.spawn(move || {
+                        // All ranks have this before the first has a communicator.
+                        let runs = running.read();
                         let comm = setup.communicator(Some((rank, store)));
                         let comm = comm.map_err(|error| format!("rank {rank}, {setup:?}: {error}"));
-                        as_rank(rank, || body(comm?))
+                        as_rank(rank, || {
+                            let comm = comm?;
+                            let result = body(comm.clone());
+                            drop(runs);
+                            if result.is_ok() {
+                                // Leaves when all ranks have returned. On the emulator with weak
+                                // memory, a rank may see that another one has left, and not yet
+                                // see its last signal.
+                                drop(running.write());
+                            }
+                            result
+                        })
                     })
                 })
                 .collect();

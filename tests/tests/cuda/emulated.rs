@@ -6,10 +6,11 @@ use std::ffi::CString;
 
 use fusewire::gpu::driver::Properties;
 use fusewire::{
-    Algorithm, Communicator, DType, Device, Options, ReduceOp, Result, VocabParallel,
+    Algorithm, Communicator, DType, Device, Operation, Options, ReduceOp, Result, VocabParallel,
     run_threads_each,
 };
 use fusewire_kernels::KERNELS;
+use fusewire_tests::cases;
 use fusewire_tests::device::{device_of, run_threads, separate_gpus, stream, tensor};
 use fusewire_tests::fake::Fake;
 use fusewire_tests::oracle;
@@ -52,6 +53,22 @@ fn every_kernel(numbers: &[u32], is_absent: impl Fn(&str) -> bool) {
     run(&Threads, replayed, "core");
     run(&Threads, Setup::new(2), "types");
     run(&Threads, Setup::new(3), "norms");
+    // The plan takes two shots by packets only for larger inputs.
+    let two_shot = |list: &str, ranks: u32| {
+        let setup = Setup {
+            algorithm: Algorithm::PacketTwoShot,
+            ..Setup::new(ranks)
+        };
+        let mut cases = cases::list(list, ranks);
+        cases.retain(|case| case.operation == Operation::AllReduce);
+        if let Err(wrong) = Threads.run_cases(&setup, &cases) {
+            panic!("{wrong}");
+        }
+    };
+    for ranks in numbers {
+        two_shot("core", *ranks);
+    }
+    two_shot("types", 2);
     let gpus = separate_gpus().unwrap_or_default();
     if gpus.iter().all(|gpu: &Properties| gpu.multicast) {
         for ranks in numbers {
