@@ -46,7 +46,7 @@ mod models {
             packet,
             Step::new(Op::TwoShot, 72),
             packet,
-            Step::new(Op::PacketTwoShot, 40),
+            Step::new(Op::PacketTwoShot, 30),
             Step::new(Op::Transfer(0, last), 72),
             Step::new(Op::Ring, 72),
             Step::new(Op::AllToAll, 8).memory(Memory::Staged),
