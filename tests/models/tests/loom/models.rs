@@ -193,9 +193,9 @@ fn packets() -> Vec<Entry> {
             scenario(two(PACKETS), Blocks::SingleLaneGpu, vec![all_reduce; 4]),
         ),
         Entry::model(
-            "packets in two shots, 2 ranks x 2 launches",
-            Bound::Preemptions(2),
-            single(vectors, vec![Step::new(Op::PacketTwoShot, 18); 2]),
+            "packets in two shots, 2 ranks x 4 launches",
+            Bound::Preemptions(3),
+            single(vectors, vec![Step::new(Op::PacketTwoShot, 18); 4]),
         ),
         Entry::model(
             "two-packet units in two shots, 2 ranks x 3 launches",
