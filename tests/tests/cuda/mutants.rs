@@ -46,12 +46,6 @@ const SCENARIOS: [Scenario; 7] = [
         run: all_reduce,
     },
     Scenario {
-        name: "packet two shot",
-        kernel: "all_reduce_packet_two_shot_f32_sum",
-        algorithm: Algorithm::PacketTwoShot,
-        run: all_reduce,
-    },
-    Scenario {
         name: "signal",
         kernel: "reduce_whole_f32_sum",
         algorithm: Algorithm::Signal,
@@ -80,6 +74,12 @@ const SCENARIOS: [Scenario; 7] = [
         kernel: "recv",
         algorithm: Algorithm::Auto,
         run: ring,
+    },
+    Scenario {
+        name: "two shots",
+        kernel: "all_reduce_packet_two_shot_f32_sum",
+        algorithm: Algorithm::PacketTwoShot,
+        run: all_reduce,
     },
 ];
 
@@ -401,7 +401,7 @@ signal | st.release.sys 0 | delete | Hang | the entry signal is not sent
 signal | st.relaxed.sys 5 | delete | Hang | the exit signal is not sent
 signal | ld.acquire.sys 0 | .acquire => .relaxed | Race | the entry wait is relaxed
 signal | ld.acquire.sys 0 | .sys => .gpu | Race | the entry wait has device scope
-signal | bar.sync 1 | delete | Race | no barrier before the entry signal
+signal | bar.sync 1 | delete | Race Uninitialized | no barrier before the entry signal
 signal | bar.sync 2 | delete | Race | no barrier before the exit signal
 signal | bar.red 1 | delete | Race Uninitialized | no vote after the entry wait
 signal | bar.sync 1 | diverge | Divergence Race | a barrier before a signal in a branch
@@ -423,6 +423,10 @@ recv | st.release.sys 0 | delete | Hang | the credit is not returned
 nvls | st.release.sys 1 | .release => .relaxed | Race | the exit signal is relaxed
 nvls | ld.acquire.sys 2 | .acquire => .relaxed | Race | the exit wait is relaxed
 nvls | fence.proxy.alias 1 | delete | Race | no fence after the sums
+two shots | st.relaxed.sys.global.v2 0 | .relaxed.sys => | Race | the header's store is weak
+two shots | st.relaxed.sys.global.v2 1 | .sys => .gpu | Race | a packet's store has device scope
+two shots | st.relaxed.sys.global.v2 1 | delete | Hang | a packet of the input is not sent
+two shots | ld.relaxed.sys.global.v2 1 | .relaxed.sys => | Race | a packet's load is weak
 ";
 
 /// Reads a change of [`NAMED`].
