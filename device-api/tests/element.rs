@@ -146,6 +146,6 @@ fn minimum_and_maximum_order_zeros_and_propagate_nan() {
 fn integer_averages_truncate() {
     assert_eq!(<Average as Reduction<i32>>::finish(-7, 2), -3);
     assert_eq!(<Average as Reduction<u8>>::finish(250, 3), 83);
-    let sum = <Average as Reduction<i8>>::combine(i8::MAX.widen(), 1);
+    let sum = <Average as Reduction<i8>>::combine(Element::widen(i8::MAX), 1);
     assert_eq!(sum, i8::MIN, "sums wrap");
 }

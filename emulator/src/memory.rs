@@ -276,19 +276,19 @@ pub(crate) unsafe fn update(address: u64, size: u8, f: impl Fn(u64) -> u64) -> u
         2 => {
             // SAFETY: the caller guarantees two aligned, writable bytes.
             let cell = unsafe { AtomicU16::from_ptr(address as *mut u16) };
-            let old = cell.fetch_update(set, fetch, |old| Some(f(old.into()) as u16));
+            let old = cell.try_update(set, fetch, |old| Some(f(old.into()) as u16));
             u64::from(old.unwrap_or_else(|old| old))
         }
         4 => {
             // SAFETY: the caller guarantees four aligned, writable bytes.
             let cell = unsafe { AtomicU32::from_ptr(address as *mut u32) };
-            let old = cell.fetch_update(set, fetch, |old| Some(f(old.into()) as u32));
+            let old = cell.try_update(set, fetch, |old| Some(f(old.into()) as u32));
             u64::from(old.unwrap_or_else(|old| old))
         }
         _ => {
             // SAFETY: the caller guarantees eight aligned, writable bytes.
             let cell = unsafe { AtomicU64::from_ptr(address as *mut u64) };
-            let old = cell.fetch_update(set, fetch, |old| Some(f(old)));
+            let old = cell.try_update(set, fetch, |old| Some(f(old)));
             old.unwrap_or_else(|old| old)
         }
     }

@@ -41,12 +41,16 @@ pub(crate) fn encode(dtype: DType, count: usize, value: impl Fn(usize) -> f32) -
 pub(crate) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     match dtype {
         DType::Bf16 => bytes
-            .chunks_exact(2)
-            .map(|two| from_bf16(u16::from_ne_bytes([two[0], two[1]])))
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|two| from_bf16(u16::from_ne_bytes(*two)))
             .collect(),
         _ => bytes
-            .chunks_exact(4)
-            .map(|four| f32::from_ne_bytes([four[0], four[1], four[2], four[3]]))
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|four| f32::from_ne_bytes(*four))
             .collect(),
     }
 }

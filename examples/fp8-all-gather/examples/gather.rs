@@ -86,8 +86,13 @@ fn gather_rows(comm: &Communicator) -> Result<()> {
 /// Returns the greatest difference between an element and the number that is stored for it,
 /// relative to the greatest magnitude of the row.
 fn greatest_error(inputs: &[Vec<Bf16>], gathered: &Gathered) -> f32 {
-    let rows = inputs.iter().flat_map(|input| input.chunks_exact(WIDTH));
-    let quantized = gathered.rows.chunks_exact(WIDTH).zip(&gathered.scales);
+    let rows = inputs.iter().flat_map(|input| input.as_chunks::<WIDTH>().0);
+    let quantized = gathered
+        .rows
+        .as_chunks::<WIDTH>()
+        .0
+        .iter()
+        .zip(&gathered.scales);
     let mut greatest: f32 = 0.0;
     for (row, (numbers, scale)) in rows.zip(quantized) {
         let scale = f32::from_bits(*scale);

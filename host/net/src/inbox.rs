@@ -126,7 +126,7 @@ impl Inbox {
     pub(super) fn take(&self) -> bool {
         let bell = self.doorbell.bell();
         self.taken
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |taken| {
+            .try_update(Ordering::AcqRel, Ordering::Acquire, |taken| {
                 let posted = bell.posted.load(Ordering::Acquire);
                 (posted != taken).then(|| taken.wrapping_add(1))
             })

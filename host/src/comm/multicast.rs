@@ -61,9 +61,7 @@ impl HostCall<'_> {
         let mut made = None;
         let mut offer = None;
         if let Some(memory) = whole.filter(|_| comm.rank() == 0) {
-            let object = driver
-                .create_multicast(memory.bytes, comm.size())
-                .map(&hold);
+            let object = driver.create_multicast(memory.bytes, comm.size()).map(hold);
             match object.map_err(Error::from).and_then(|object| {
                 let export = driver.export_multicast(&object.raw)?;
                 Ok((Offer::new(export)?, object))
@@ -86,7 +84,7 @@ impl HostCall<'_> {
         let take = || {
             let (bytes, offer) = offers[0][1..].split_first_chunk::<8>()?;
             let raw = Offer::take(driver, offer, u64::from_le_bytes(*bytes), 0);
-            raw.inspect_err(warn).ok().map(&hold)
+            raw.inspect_err(warn).ok().map(hold)
         };
         let taken = made.or_else(take);
         let join = |object: &Multicast| {

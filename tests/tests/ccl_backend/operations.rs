@@ -39,8 +39,8 @@ fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
 /// ranks are exact in every type, because libraries may reduce in any order.
 fn exact(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let noise = fill(DType::U32, rank, call, count);
-    let chosen = noise.chunks_exact(4).map(|word| {
-        let word = u32::from_le_bytes(word.try_into().expect("four bytes"));
+    let chosen = noise.as_chunks::<4>().0.iter().map(|word| {
+        let word = u32::from_le_bytes(*word);
         [0.5f32, -0.5, 1.0, -1.0, 2.0, -2.0][word as usize % 6]
     });
     match dtype {

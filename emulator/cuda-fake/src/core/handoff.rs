@@ -17,7 +17,7 @@ const FABRIC: u64 = 0x4655_5345_4641_4231; // "FUSEFAB1"
 /// Packs words into a handle.
 pub(crate) fn pack(words: &[u64]) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
-    for (target, word) in bytes.chunks_exact_mut(8).zip(words) {
+    for (target, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
         target.copy_from_slice(&word.to_le_bytes());
     }
     bytes
@@ -25,13 +25,8 @@ pub(crate) fn pack(words: &[u64]) -> [u8; BYTES] {
 
 /// Unpacks the words of a handle.
 pub(crate) fn unpack(handle: &[u8; BYTES]) -> [u64; BYTES / 8] {
-    let mut words = [0u64; BYTES / 8];
-    for (word, source) in words.iter_mut().zip(handle.chunks_exact(8)) {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(source);
-        *word = u64::from_le_bytes(bytes);
-    }
-    words
+    let (parts, _) = handle.as_chunks::<8>();
+    core::array::from_fn(|index| u64::from_le_bytes(parts[index]))
 }
 
 /// Returns the process id, the descriptor and the inode that identify an open file of this process.

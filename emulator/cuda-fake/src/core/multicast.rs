@@ -311,7 +311,9 @@ impl Object {
         let wanted = identity(device);
         let count = self.team().count.load(Ordering::Acquire).min(DEVICES) as usize;
         self.team().members[..2 * count]
-            .chunks_exact(2)
+            .as_chunks::<2>()
+            .0
+            .iter()
             .position(|words| wanted == [0, 1].map(|at| words[at].load(Ordering::Acquire)))
     }
 
@@ -372,7 +374,14 @@ impl Object {
                 found.then_some((id, binding))
             })
         };
-        let mut members: Vec<_> = self.team().members.chunks_exact(2).enumerate().collect();
+        let mut members: Vec<_> = self
+            .team()
+            .members
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .enumerate()
+            .collect();
         members.truncate(self.devices as usize);
         members.sort_by_key(|(_, words)| [0, 1].map(|at| words[at].load(Ordering::Acquire)));
         members

@@ -104,7 +104,7 @@ pub(super) fn parse(image: &[u8]) -> Result<CodeObject, String> {
             .filter(|version| (4..=6).contains(version)),
         ..CodeObject::default()
     };
-    for header in image[headers].chunks_exact(PROGRAM_HEADER) {
+    for header in image[headers].as_chunks::<PROGRAM_HEADER>().0 {
         let bytes = inside(image, u64_at(header, 8)?, u64_at(header, 32)?, "a segment")?;
         if u32_at(header, 0)? == PT_NOTE && out.kernels.is_none() {
             notes(&image[bytes], &mut out)?;
@@ -126,7 +126,7 @@ fn check_sections(image: &[u8]) -> Result<(), String> {
         (count * SECTION_HEADER) as u64,
         "section headers",
     )?;
-    for header in image[headers].chunks_exact(SECTION_HEADER) {
+    for header in image[headers].as_chunks::<SECTION_HEADER>().0 {
         if u32_at(header, 4)? != SHT_NOBITS {
             inside(image, u64_at(header, 24)?, u64_at(header, 32)?, "a section")?;
         }

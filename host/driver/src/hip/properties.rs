@@ -168,7 +168,12 @@ fn identity(uuid: [u8; 16], [domain, bus, device]: [u32; 3]) -> [u8; 16] {
         return uuid;
     }
     let mut out = *b"PCI\0\0\0\0\0\0\0\0\0\0\0\0\0";
-    for (part, value) in out[4..].chunks_exact_mut(4).zip([domain, bus, device]) {
+    for (part, value) in out[4..]
+        .as_chunks_mut::<4>()
+        .0
+        .iter_mut()
+        .zip([domain, bus, device])
+    {
         part.copy_from_slice(&value.to_be_bytes());
     }
     out

@@ -109,7 +109,7 @@ fn entries(file: &[u8]) -> Option<Vec<Entry>> {
     let mut out = Vec::new();
     for table in sections.iter().filter(|it| it.kind == SECTION_SYMBOLS) {
         let texts = *sections.get(table.link)?;
-        for symbol in table.bytes.chunks_exact(24) {
+        for symbol in table.bytes.as_chunks::<24>().0 {
             if symbol[4] & 0xf != SYMBOL_FUNCTION || symbol[5] & OTHER_ENTRY == 0 {
                 continue;
             }
