@@ -68,13 +68,8 @@ pub(super) unsafe fn reduce_tiles<
             }
             let mut rank = 1;
             while rank < range.ranks {
-                let next = mem::read(
-                    tables
-                        .source(rank)
-                        .cast::<T>()
-                        .add(index)
-                        .cast::<[T; TILE]>(),
-                );
+                let source = tables.source_volatile(rank).cast::<T>();
+                let next = mem::read(source.add(index).cast::<[T; TILE]>());
                 let scalar = tables.scalar(rank);
                 for i in 0..TILE {
                     acc[i] = O::combine(acc[i], O::lift(next[i], scalar));

@@ -61,6 +61,15 @@ impl Tables {
         unsafe { self.targets.add(index as usize).write(at as u64) };
     }
 
+    /// Returns the input of rank `rank`, in a loop over ranks around the elements of a tile. LLVM
+    /// vectorises no loop with volatile reads. Without them, it vectorises that loop for integers,
+    /// with gathers, and not the elements.
+    #[inline(always)]
+    pub(super) fn source_volatile(&self, rank: u32) -> *const u8 {
+        // SAFETY: within the table, which the block has filled.
+        unsafe { self.sources.add(rank as usize).read_volatile() as *const u8 }
+    }
+
     /// Returns the input of rank `rank`.
     #[inline(always)]
     pub fn source(&self, rank: u32) -> *const u8 {
