@@ -129,11 +129,7 @@ mod rare {
         // SAFETY: the precondition of this function.
         unsafe {
             // At least one vector of every instruction set.
-            let mut index = match size_of::<T>() {
-                1 => reduce_tiles::<T, O, 64, false>(tables, range, 0),
-                2 => reduce_tiles::<T, O, 32, false>(tables, range, 0),
-                _ => reduce_tiles::<T, O, 16, false>(tables, range, 0),
-            };
+            let mut index = reduce_tiles::<T, O, 64, false>(tables, range, 0);
             while index < range.count {
                 reduce_one::<T, O>(tables, range, index);
                 index += 1;
