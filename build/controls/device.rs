@@ -268,6 +268,24 @@ pub unsafe extern "gpu-kernel" fn control_size(x: *mut u32, n: u32) {
     unsafe { *x = (*x ^ n).wrapping_mul(0x9e37_79b9) ^ (*x).rotate_left(n) };
 }
 
+/// Has a longer chain of dependent loads than its budget.
+#[cfg(target_arch = "nvptx64")]
+#[unsafe(no_mangle)]
+pub unsafe extern "gpu-kernel" fn control_chain(x: *const *const *const u32, out: *mut u32) {
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
+    unsafe { *out = ***x };
+}
+
+/// Has more alias fences than its budget.
+#[cfg(target_arch = "nvptx64")]
+#[unsafe(no_mangle)]
+pub unsafe extern "gpu-kernel" fn control_fences() {
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
+    unsafe {
+        core::arch::asm!("fence.proxy.alias;", "fence.proxy.alias;", "fence.proxy.alias;");
+    }
+}
+
 /// Has no budget.
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]

@@ -83,6 +83,8 @@ const CONTROLS: &[(&str, &str, &[Vendor])] = &[
     ("control_called_array", "local-memory", &[Vendor::Nvidia]),
     ("control_size", "budget", &[Vendor::Nvidia]),
     ("unlimited_control", "budget", &[Vendor::Nvidia]),
+    ("control_chain", "budget", &[Vendor::Nvidia]),
+    ("control_fences", "budget", &[Vendor::Nvidia]),
 ];
 
 /// Compiles the device controls for `target` and runs the verifier on them. Builds them in the
@@ -268,7 +270,8 @@ fn write_device(around: &Project) -> Result<Project> {
          publish = false\n\n[lib]\npath = \"device.rs\"\n\n\
          [package.metadata.fusewire]\nmulticast = [\"control_multicast_*\"]\n\n\
          [[package.metadata.fusewire.budget]]\nkernel = \"control_size\"\ninstructions = 8\n\n\
-         [[package.metadata.fusewire.budget]]\nkernel = \"control_*\"\ninstructions = 1000\n\n\
+         [[package.metadata.fusewire.budget]]\nkernel = \"control_*\"\ninstructions = 1000\n\
+         dependent-loads = 2\nalias-fences = 2\n\n\
          [package.metadata.fusewire.shims]\nnvptx = [\"nvptx.ll\"]\namdgcn = [\"amdgcn.ll\"]\n\n\
          [workspace]\n",
     )?;

@@ -53,6 +53,8 @@ pub struct Project {
 /// kernel = "reduce_norm*"
 /// instructions = 3000
 /// registers = 128
+/// dependent-loads = 3
+/// alias-fences = 0
 ///
 /// [package.metadata.fusewire.shims]
 /// nvptx = ["shims/nvptx.ll"]
@@ -112,6 +114,13 @@ pub struct Budget {
     /// Maximum number of registers of a lane.
     #[serde(default)]
     pub registers: Option<u32>,
+    /// Maximum number of loads of global memory in a chain, each from an address that the load
+    /// before returned.
+    #[serde(default)]
+    pub dependent_loads: Option<usize>,
+    /// Maximum number of alias fences, which order accesses by multicast with others.
+    #[serde(default)]
+    pub alias_fences: Option<usize>,
 }
 
 /// An exemption from a rule of the verifier.

@@ -1,5 +1,6 @@
-//! Rule for the size of kernels.
+//! Rule for the size and the latency of kernels.
 
+use super::chains::{self, ENDLESS};
 use super::{Violation, kernel};
 use crate::host::GRID_SUFFIX;
 use crate::project::fits;
@@ -7,10 +8,10 @@ use crate::{Image, Vendor};
 
 pub(super) const BUDGET: &str = "budget";
 
-/// Finds kernels with more PTX instructions or registers than their crate's manifest states, and,
-/// if the manifest states any budget, kernels without one. Instructions of functions that are
-/// not inlined do not count, because no hot path contains them. Grid forms have no budget, because
-/// only tests run them.
+/// Finds kernels with more PTX instructions, registers, dependent loads or alias fences than their
+/// crate's manifest states, and, if the manifest states any budget, kernels without one.
+/// Instructions of functions that are not inlined do not count, because no hot path contains them.
+/// Grid forms have no budget, because only tests run them.
 pub(super) fn budget(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     if image.target.vendor() != Vendor::Nvidia || image.budgets.is_empty() {
@@ -33,6 +34,20 @@ pub(super) fn budget(image: &Image) -> Vec<Violation> {
             && used.registers > most
         {
             add(format!("{} registers; at most {most}", used.registers));
+        }
+        let ir = image.ir.iter().find(|it| it.name == entry.name);
+        let loads = ir.map_or(0, chains::longest);
+        if let Some(most) = budget.dependent_loads.filter(|&most| loads > most) {
+            let or_more = if loads == ENDLESS { " or more" } else { "" };
+            add(format!(
+                "{loads}{or_more} loads, each from an address that the one before returned; at \
+                 most {most}"
+            ));
+        }
+        let is_fence = |code: &str| code.starts_with("fence.proxy.alias");
+        let fences = entry.instructions().filter(|it| is_fence(it.0)).count();
+        if let Some(most) = budget.alias_fences.filter(|&most| fences > most) {
+            add(format!("{fences} alias fences; at most {most}"));
         }
     }
     out
@@ -69,6 +84,8 @@ mod tests {
                 kernel: pattern.to_owned(),
                 instructions,
                 registers,
+                dependent_loads: None,
+                alias_fences: None,
             }],
             files: Vec::new(),
             refused: None,

@@ -8,6 +8,7 @@ mod arguments;
 mod atomics;
 mod barriers;
 mod budget;
+mod chains;
 mod floats;
 mod local;
 mod multicast;
@@ -125,9 +126,10 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: budget::BUDGET,
-        demand: "a kernel stays within the instructions and registers that its crate states",
-        advice: "look for code that is compiled several times, or raise the budget in \
-                 [[package.metadata.fusewire.budget]]",
+        demand: "a kernel stays within the instructions, registers, chains of loads and alias \
+                 fences that its crate states",
+        advice: "look for code that is compiled several times, for tables that are read through \
+                 tables, or raise the budget in [[package.metadata.fusewire.budget]]",
         check: budget::budget,
     },
     Rule {
