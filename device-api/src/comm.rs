@@ -393,7 +393,7 @@ mod tests {
     use bytemuck::Zeroable;
 
     use super::*;
-    use crate::layout::{BLOCKS_AT, WorkspaceConfig};
+    use crate::layout::{BLOCK_WORDS, BLOCKS_AT, WorkspaceConfig};
 
     /// Metadata of a rank, whose addresses name no memory.
     struct Metadata {
@@ -417,6 +417,7 @@ mod tests {
                 size,
                 team,
                 max_blocks: 16,
+                blocks: 8,
                 packet_slot: 2048,
                 channel_slot: 4096,
                 channel_depth: 4,
@@ -496,17 +497,18 @@ mod tests {
                 metadata.config,
                 metadata.constants.workspace,
             );
-            let (blocks, members) = (u64::from(config.max_blocks), u64::from(team));
-            let slots = blocks * members;
+            let (most, blocks) = (u64::from(config.max_blocks), u64::from(config.blocks));
+            let slots = blocks * u64::from(team);
             let arrays = [
-                (BLOCKS_AT, blocks * LINE),
-                (layout.progress, blocks * LINE),
+                (BLOCKS_AT, most * LINE),
+                (layout.progress, most * LINE),
                 (layout.dead, u64::from(size).div_ceil(64) * 8),
                 (
                     layout.mirrors,
                     u64::from(size) * if team < size { 192 } else { 0 },
                 ),
-                (layout.inbox, blocks * u64::from(size) * 2 * LINE),
+                (layout.inbox, most * u64::from(size) * 2 * LINE),
+                (layout.block_words, blocks * 8 * BLOCK_WORDS as u64),
                 (
                     layout.packets,
                     2 * blocks * u64::from(size) * config.packet_slot,
@@ -532,8 +534,8 @@ mod tests {
                 .flat_map(|block| (0..size).map(move |from| (block, from)))
                 .map(|(block, from)| comm.inbox(block, from))
                 .collect();
-            assert_eq!(lines.len() as u64, blocks * u64::from(size));
-            let inbox = layout.inbox..layout.packets;
+            assert_eq!(lines.len() as u64, most * u64::from(size));
+            let inbox = layout.inbox..layout.block_words;
             assert!(
                 lines
                     .iter()

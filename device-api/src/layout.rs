@@ -6,9 +6,9 @@
 //! offsets of the arrays that follow.
 //!
 //! ```text
-//! workspace: CommState | CommConst | block state[block] | progress[block] | dead ranks
-//!            | mirrors[rank] | inbox[block][rank] | packet slots[block][parity][rank]
-//!            | channels[block][member] | staging in | staging out
+//! workspace: CommState | CommConst | block state[block] | progress[block] | dead ranks |
+//! mirrors[rank] | inbox[block][rank] | words[block] | packet slots[block][parity][rank] |
+//! channels[block][member] | staging in | staging out
 //! ```
 //!
 //! A *member* is the position of a rank in its team. No table has a length that is fixed at compile
@@ -27,7 +27,7 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 /// First word of [`CommState`].
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
-pub const LAYOUT_VERSION: u32 = 8;
+pub const LAYOUT_VERSION: u32 = 9;
 /// Greatest number of ranks of a team whose workspace addresses a block keeps in its shared memory.
 pub const NEAR_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is
@@ -41,6 +41,8 @@ pub const BLOCKS_AT: u64 = 1024;
 pub const LINE: u64 = 64;
 /// Words that travel with a ready signal.
 pub const SIGNAL_WORDS: usize = 7;
+/// Words that a block can receive from the other blocks of its launch.
+pub const BLOCK_WORDS: usize = 384;
 
 /// Offsets of the arrays of a workspace, in bytes from its start.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -54,6 +56,8 @@ pub struct WorkspaceLayout {
     pub mirrors: u64,
     /// Signal lines: per block and source rank one ready line, then one done line.
     pub inbox: u64,
+    /// Per block, [`BLOCK_WORDS`] words from other blocks of its launch: 0 between launches.
+    pub block_words: u64,
     /// Packet slots: per block, parity and source rank [`WorkspaceLayout::packet_slot`] bytes.
     pub packets: u64,
     /// Size of a packet slot.
@@ -88,6 +92,8 @@ pub struct WorkspaceConfig {
     pub team: u32,
     /// Most blocks of a launch.
     pub max_blocks: u32,
+    /// Most blocks of a launch that uses packets, channels or words of other blocks.
+    pub blocks: u32,
     /// Bytes of a packet slot.
     pub packet_slot: u64,
     /// Bytes of a channel slot.
@@ -107,15 +113,16 @@ impl WorkspaceLayout {
             start
         }
         let (ranks, members) = (config.size as u64, config.team as u64);
-        let blocks = config.max_blocks as u64;
+        let (most, blocks) = (config.max_blocks as u64, config.blocks as u64);
         let mut at = BLOCKS_AT;
-        next(&mut at, blocks * LINE);
+        next(&mut at, most * LINE);
         let mirrors = if members < ranks { ranks } else { 0 };
         let mut layout = Self {
-            progress: next(&mut at, blocks * LINE),
+            progress: next(&mut at, most * LINE),
             dead: next(&mut at, ranks.div_ceil(64) * 8),
             mirrors: next(&mut at, mirrors * size_of::<Mirror>() as u64),
-            inbox: next(&mut at, blocks * ranks * 2 * LINE),
+            inbox: next(&mut at, most * ranks * 2 * LINE),
+            block_words: next(&mut at, blocks * 8 * BLOCK_WORDS as u64),
             packets: next(&mut at, blocks * 2 * ranks * config.packet_slot),
             packet_slot: config.packet_slot,
             channel_lines: next(&mut at, blocks * members * 3 * LINE),
@@ -469,8 +476,8 @@ pub struct ChannelState {
 }
 
 const _: () = {
-    assert!(size_of::<WorkspaceLayout>() == 120);
-    assert!(size_of::<CommConst>() == 232 + 8 * NEAR_RANKS);
+    assert!(size_of::<WorkspaceLayout>() == 128);
+    assert!(size_of::<CommConst>() == 240 + 8 * NEAR_RANKS);
     assert!(CONSTANTS_AT >= size_of::<CommState>() as u64);
     assert!(BLOCKS_AT >= CONSTANTS_AT + size_of::<CommConst>() as u64);
     assert!(core::mem::offset_of!(CommConst, rank) == 16);
@@ -478,8 +485,8 @@ const _: () = {
     assert!(core::mem::offset_of!(CommConst, windows) == 64);
     assert!(core::mem::offset_of!(CommConst, state) == 72);
     assert!(core::mem::offset_of!(CommConst, workspace) == 88);
-    assert!(core::mem::offset_of!(CommConst, host_word) == 208);
-    assert!(core::mem::offset_of!(CommConst, workspaces) == 224);
+    assert!(core::mem::offset_of!(CommConst, host_word) == 216);
+    assert!(core::mem::offset_of!(CommConst, workspaces) == 232);
     assert!(size_of::<WindowConst>() == 16);
     assert!(size_of::<FailureRecord>() == 128);
     assert!(size_of::<NetEntry>() == 64);

@@ -187,21 +187,22 @@ impl Slots {
     pub unsafe fn send_to_all<M: Machine>(&self, session: &mut Session<M>, from: *const u8) {
         // SAFETY: `from` is readable for the stream by the precondition.
         unsafe {
-            let prefetch = Prefetch::read(session.block(), from, self.bytes);
-            self.send(session, from, prefetch, false);
+            let prefetch = Prefetch::read(session.block(), from, self.bytes, Segments::ONE);
+            self.send(session, (from, Segments::ONE), prefetch, false);
         }
     }
 
-    /// Sends as [`Slots::send_to_all`] does, with the stream's `prefetch`. Blocks of several lanes
-    /// send to this rank, too, so that it can receive its own stream as any other.
+    /// Sends as [`Slots::send_to_all`] does the stream in the segments at `from`, with its
+    /// `prefetch`. Blocks of several lanes send to this rank, too, so that it can receive its own
+    /// stream as any other. Blocks of one lane send one segment.
     ///
     /// # Safety
-    /// As for [`Slots::send_to_all`]; `prefetch` must be that of the same stream.
+    /// The segments at `from` must be readable; `prefetch` must be that of the same stream.
     #[inline(always)]
     pub unsafe fn send_to_each<M: Machine>(
         &self,
         session: &mut Session<M>,
-        from: *const u8,
+        from: (*const u8, Segments),
         prefetch: Prefetch,
     ) {
         // SAFETY: the precondition of this function.
@@ -214,7 +215,7 @@ impl Slots {
     unsafe fn send<M: Machine>(
         &self,
         session: &mut Session<M>,
-        from: *const u8,
+        (from, segments): (*const u8, Segments),
         prefetch: Prefetch,
         to_self: bool,
     ) {
@@ -254,7 +255,8 @@ impl Slots {
             let end = (unit + (UNITS_AT_ONCE - 1) * lanes) * PAIR_DATA;
             if is_aligned && unit != lane && end <= bytes {
                 let data = core::array::from_fn(|i| {
-                    let at = from.wrapping_add((unit - 1 + i * lanes) * PAIR_DATA);
+                    let at = segments.find((unit - 1 + i * lanes) * PAIR_DATA);
+                    let at = from.wrapping_add(at);
                     // SAFETY: the unit is within the stream by the condition, and aligned.
                     unsafe { mem::read(at.cast::<u64>()) }
                 });
@@ -269,7 +271,7 @@ impl Slots {
                 prefetch.0
             } else {
                 // SAFETY: the unit is within the stream, which is readable at `from`.
-                unsafe { read_pair(from, bytes, unit - 1) }
+                unsafe { segments.read_pair(from, bytes, unit - 1) }
             };
             // SAFETY: `unit < units`.
             unsafe { self.send_units::<M, 1>(session, unit, [data], steps) };
@@ -721,19 +723,67 @@ fn refuse_rank<M: Machine, T>(session: &Session<M>, source: u32) -> Unvoted<T> {
 pub struct Prefetch(u64);
 
 impl Prefetch {
-    /// Reads this lane's first bytes of the stream of `bytes` bytes at `from` that the block sends.
+    /// Reads this lane's first bytes of the stream of `bytes` bytes, in the segments at `from`,
+    /// that the block sends.
     ///
     /// # Safety
-    /// `from` must be readable for `bytes` bytes.
+    /// The segments at `from` must be readable for `bytes` bytes.
     #[inline(always)]
-    pub unsafe fn read<M: Machine>(block: Block<M>, from: *const u8, bytes: usize) -> Self {
+    pub unsafe fn read<M: Machine>(
+        block: Block<M>,
+        from: *const u8,
+        bytes: usize,
+        segments: Segments,
+    ) -> Self {
         // Unit 0 is the header. Blocks of one lane copy whole streams.
         let unit = block.rank() as usize;
         if M::LANES == 1 || unit == 0 || (unit - 1) * PAIR_DATA >= bytes {
             return Self(0);
         }
         // SAFETY: the precondition of this function; the pair begins below `bytes`.
-        Self(unsafe { read_pair(from, bytes, unit - 1) })
+        Self(unsafe { segments.read_pair(from, bytes, unit - 1) })
+    }
+}
+
+/// Places of the bytes of a stream in the memory from which it is sent: segments of equal size at
+/// equal distances, both powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segments {
+    /// Binary logarithm of the bytes of a segment.
+    size: u32,
+    /// Binary logarithm of the distance, in segments.
+    distance: u32,
+}
+
+impl Segments {
+    /// The whole stream in one segment.
+    pub const ONE: Self = Self {
+        size: usize::BITS - 1,
+        distance: 0,
+    };
+
+    /// Segments of `1 << size` bytes, at least [`PAIR_DATA`], of which each begins `1 << distance`
+    /// segments after the one before.
+    #[inline(always)]
+    pub const fn new(size: u32, distance: u32) -> Self {
+        Self { size, distance }
+    }
+
+    /// Returns the offset in memory of byte `at` of the stream.
+    #[inline(always)]
+    pub const fn find(self, at: usize) -> usize {
+        let segment = at >> self.size;
+        at + (segment << (self.size + self.distance)) - (segment << self.size)
+    }
+
+    /// Does what [`read_pair`] does, for a stream in these segments.
+    #[inline(always)]
+    unsafe fn read_pair(self, from: *const u8, bytes: usize, pair: usize) -> u64 {
+        let start = pair * PAIR_DATA;
+        let from = from.wrapping_add(self.find(start) - start);
+        // SAFETY: a pair is in one segment, which begins at a multiple of its size. The rest is the
+        // precondition of `read_pair`.
+        unsafe { read_pair(from, bytes, pair) }
     }
 }
 

@@ -39,6 +39,7 @@
 //!   the wait for a get, all functions of [`crate::Queue`] that return a result, and the end of the
 //!   kernel.
 
+mod block_words;
 mod grid;
 mod last_block;
 mod prologue;

@@ -60,6 +60,9 @@ pub enum WaitKind {
     Sum = 13,
     /// A counter of a window, which blocks of this rank raise.
     Counter = 14,
+    /// A word from another block of the launch. The expected value is the index of the block in the
+    /// upper 32 bits, and the index of the word in the lower ones.
+    BlockWord = 15,
 }
 
 /// False only if kernels are compiled with `--cfg fusewire_unbounded`, to measure the cost of
@@ -253,7 +256,7 @@ impl WaitContext {
             let eighths = match wait {
                 WaitKind::Tile => 7,
                 WaitKind::Grid if expected >> 32 == 0 => 24,
-                WaitKind::Grid => 16,
+                WaitKind::Grid | WaitKind::BlockWord => 16,
                 _ => 8,
             };
             stall = self.outlined().stalled(stall, needed, eighths);
@@ -686,6 +689,7 @@ impl WaitContext {
             WaitKind::Network,
             WaitKind::Grid,
             WaitKind::Counter,
+            WaitKind::BlockWord,
         ];
         if kind == FailureKind::Timeout as u32 {
             // On a GPU this is later than the timeout: the other lanes had to leave their waits.

@@ -265,6 +265,12 @@ pub struct Options {
     /// [`Communicator::options`](crate::Communicator::options) returns the number. More than 1
     /// block on a CPU is for tests: every block runs on a separate thread. Agreed.
     pub blocks: u32,
+    /// Maximum number of blocks of a launch on a GPU that moves 4 MiB or more for an all_reduce,
+    /// reduce, reduce_scatter, broadcast, all_gather, scatter, gather or all_to_all, at most 64. 0
+    /// selects 32 if [`field@Options::blocks`] is 0, and otherwise as many as that field. Fewer
+    /// than that field have no effect. Kernels of other crates never have more blocks than that
+    /// field. Agreed.
+    pub large_blocks: u32,
     /// Number of threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
     pub threads: u32,
     /// Guarantee about the bits of the results of reductions. Agreed.
@@ -461,6 +467,14 @@ impl Options {
         self
     }
 
+    /// Sets the maximum number of blocks of a launch that moves 4 MiB or more
+    /// ([`field@Options::large_blocks`]).
+    #[must_use]
+    pub fn large_blocks(mut self, large_blocks: u32) -> Self {
+        self.large_blocks = large_blocks;
+        self
+    }
+
     /// Sets the number of threads of a block on a GPU ([`field@Options::threads`]).
     #[must_use]
     pub fn threads(mut self, threads: u32) -> Self {
@@ -632,6 +646,7 @@ impl Default for Options {
             channel_slot_bytes: 64 << 10,
             channel_depth: 4,
             blocks: 0,
+            large_blocks: 0,
             threads: 0,
             determinism: Determinism::Bitwise,
             abort_process_on_timeout_or_error: flag("TORCHCOMM_ABORT_ON_ERROR"),

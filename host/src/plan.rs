@@ -13,7 +13,7 @@ use fusewire_device::element::ReductionCode;
 use fusewire_device::layout::LINE;
 use fusewire_device::multimem;
 use fusewire_device::packet;
-use fusewire_kernels::fused::shared_row;
+use fusewire_kernels::fused::{MOST_STRIPE_BITS, first_stripe, shared_row};
 
 use crate::algorithm::Algorithm;
 use crate::backend::{Backend, Route};
@@ -26,13 +26,16 @@ use crate::options::{Determinism, Options};
 pub(crate) struct PlannedGrid {
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
+    /// True if the launch can have [`field@Options::large_blocks`].
+    pub(crate) is_large: bool,
 }
 
 impl PlannedGrid {
-    /// Uses as many as the communicator has.
+    /// Uses as many as the communicator has for launches that are not large.
     pub(crate) const ALL: Self = Self {
         blocks: u32::MAX,
         threads: u32::MAX,
+        is_large: false,
     };
 
     /// Least number of threads: the warps other than the first copy the communicator's constants
@@ -48,6 +51,7 @@ impl PlannedGrid {
         Self {
             blocks: u32::try_from(parts.max(1)).unwrap_or(u32::MAX),
             threads: u32::try_from(threads).unwrap_or(u32::MAX),
+            is_large: false,
         }
     }
 }
@@ -63,6 +67,8 @@ pub struct Plan {
     pub blocks: u32,
     /// Maximum numbers of blocks and threads per block on a GPU.
     pub(crate) grid: PlannedGrid,
+    /// Binary logarithm of the number of blocks that share a row of a norm.
+    pub(crate) stripe_bits: u32,
     /// Number of elements of each row that one round copies through staging, if a rank's memory is
     /// in no window.
     pub chunk: u64,
@@ -284,11 +290,16 @@ pub(crate) fn plan(op: &Op, agreed: &Agreed<'_>) -> Plan {
         without_multicast
     };
     let reduction = op.reduction();
+    let grid = grid(op, agreed, algorithm);
     Plan {
         operation: op.operation(),
         algorithm,
-        blocks: options.blocks,
-        grid: grid(op, agreed, algorithm),
+        blocks: match grid.is_large {
+            true => options.large_blocks,
+            false => options.blocks,
+        },
+        grid,
+        stripe_bits: stripe_bits(op, agreed, algorithm),
         chunk,
         bitwise: algorithm != Algorithm::Nvls || reduction.is_none(),
         reduction,
@@ -329,6 +340,20 @@ fn grid(op: &Op, agreed: &Agreed<'_>, algorithm: Algorithm) -> PlannedGrid {
             let shard = shard_bytes(part_bytes(op, blocks), agreed.ranks);
             PlannedGrid::of(u64::from(blocks), shard / packet::PAIR_DATA as u64)
         }
+        // A block per stripe, and a lane for the header and each packet of the first stripe, which
+        // is the longest.
+        Op::AllReduceNorm { rows, hidden, .. } if algorithm == Algorithm::Packet => {
+            let bits = stripe_bits(op, agreed, algorithm);
+            let stripe = first_stripe(hidden, bits) as u64;
+            let size = op.dtype().map_or(1, DType::size) as u64;
+            let lanes = 1 + stripe * size / packet::PAIR_DATA as u64;
+            let least = PlannedGrid::of((rows as u64) << bits, 1);
+            let threads = u32::try_from(lanes.next_multiple_of(64)).unwrap_or(u32::MAX);
+            PlannedGrid {
+                threads: threads.max(least.threads),
+                ..least
+            }
+        }
         // A block per row.
         Op::AllReduceNorm { rows, .. } => {
             let rows = match algorithm {
@@ -337,8 +362,63 @@ fn grid(op: &Op, agreed: &Agreed<'_>, algorithm: Algorithm) -> PlannedGrid {
             };
             PlannedGrid::of(rows, u64::from(u32::MAX))
         }
-        _ => PlannedGrid::ALL,
+        _ => PlannedGrid {
+            is_large: is_large(op, algorithm),
+            ..PlannedGrid::ALL
+        },
     }
+}
+
+/// Least size in bytes of an operation with more blocks. From this size on, 16 blocks do not copy
+/// as fast as a GPU can.
+const LARGE_BYTES: u64 = 4 << 20;
+
+/// Returns true if an operation can have more blocks than others, because it is large. Its size
+/// must be equal on all ranks. Packets and channels have places for fewer blocks.
+fn is_large(op: &Op, algorithm: Algorithm) -> bool {
+    let moves = matches!(
+        op,
+        Op::AllReduce { .. }
+            | Op::Reduce { .. }
+            | Op::ReduceScatter { .. }
+            | Op::Broadcast { .. }
+            | Op::AllGather { .. }
+            | Op::Scatter { .. }
+            | Op::Gather { .. }
+            | Op::AllToAll { .. }
+    );
+    let packets = matches!(algorithm, Algorithm::Packet | Algorithm::PacketTwoShot);
+    moves && !packets && op.bytes() as u64 >= LARGE_BYTES
+}
+
+/// Least number of elements of a row for each block that shares it.
+const LEAST_STRIPE: usize = 512;
+
+/// Least number of elements of a row on all ranks together, if several blocks share it. With fewer,
+/// the exchange between the blocks costs more than it saves, by the counts of `fusewire-benches
+/// trips`.
+const LEAST_SHARED: usize = 8192;
+
+/// Returns the binary logarithm of the number of blocks that share a row of a fused norm. Rows that
+/// are fewer than the blocks of a launch are divided, because a row by one block takes several
+/// times as long as its packets need.
+fn stripe_bits(op: &Op, agreed: &Agreed<'_>, algorithm: Algorithm) -> u32 {
+    let Op::AllReduceNorm { rows, hidden, .. } = *op else {
+        return 0;
+    };
+    // On a CPU, blocks of one lane run one after the other.
+    let run_together = agreed.machine.gpu || agreed.options.testing.lanes > 1;
+    if !run_together || algorithm != Algorithm::Packet {
+        return 0;
+    }
+    let blocks = agreed.options.blocks as usize;
+    if hidden.saturating_mul(agreed.ranks as usize) < LEAST_SHARED {
+        return 0;
+    }
+    (0..=MOST_STRIPE_BITS)
+        .rev()
+        .find(|bits| rows <= blocks >> bits && hidden >> bits >= LEAST_STRIPE)
+        .unwrap_or(0)
 }
 
 /// Returns true if the plan uses multicast instead of the algorithm `otherwise`.
@@ -388,6 +468,7 @@ pub(crate) fn plan_of_backend(op: &Op, backend: &dyn Backend) -> Plan {
         algorithm: Algorithm::HandOff,
         blocks: 0,
         grid: PlannedGrid::ALL,
+        stripe_bits: 0,
         chunk: 0,
         bitwise: reduction.is_none() || backend.is_bitwise(),
         reduction,
@@ -629,6 +710,48 @@ mod tests {
     }
 
     #[test]
+    fn blocks_share_the_rows_that_are_fewer() {
+        let options = Options::default().resolved(Device::Cuda(0));
+        let plan_of = |agreed: &Agreed<'_>, rows, hidden| {
+            let op = Op::AllReduceNorm {
+                rows,
+                hidden,
+                dtype: DType::Bf16,
+                row_bytes: 2 * hidden,
+                digest: 0,
+            };
+            let plan = plan(&op, agreed);
+            (plan.stripe_bits, plan.grid.blocks, plan.grid.threads)
+        };
+        let agreed = gpus(2, &options);
+        for (rows, hidden, expected) in [
+            (0, 7168, (3, 1, 320)),
+            (1, 7168, (3, 8, 320)),
+            (2, 7168, (3, 16, 320)),
+            (3, 7168, (2, 12, 576)),
+            (8, 4096, (1, 16, 576)),
+            (1, 4096, (3, 8, 192)),
+            (1, 4088, (0, 1, 1024)),
+            (1, 1016, (0, 1, 256)),
+            (9, 7168, (0, 9, 1856)),
+        ] {
+            let found = plan_of(&agreed, rows, hidden);
+            assert_eq!(found, expected, "{rows} rows of {hidden}");
+        }
+        // With more ranks, a block that has a row alone would move more bytes.
+        assert_eq!(plan_of(&gpus(4, &options), 1, 2048), (2, 4, 192));
+        // Only packets are exchanged between blocks, and only blocks that run at the same time.
+        let signal = Agreed {
+            wanted: Algorithm::Signal,
+            ..agreed
+        };
+        assert_eq!(plan_of(&signal, 1, 7168).0, 0);
+        let mut cpu = agreed;
+        cpu.machine.gpu = false;
+        assert_eq!(plan_of(&cpu, 1, 256).0, 0);
+    }
+
+    #[test]
     fn small_packets_take_few_blocks_and_threads() {
         let options = Options::default().resolved(Device::Cuda(0));
         for (bytes, blocks, threads) in [
@@ -647,13 +770,44 @@ mod tests {
             );
         }
         // Signals take all blocks. So do packets whose parts would not fit a small slot.
-        assert_eq!(on_gpus(2, 8 << 20, &options).grid, PlannedGrid::ALL);
+        assert_eq!(on_gpus(2, 2 << 20, &options).grid, PlannedGrid::ALL);
         let small = Options {
             packet_slot_bytes: 1 << 10,
             ..options
         };
         let plan = on_gpus(2, 4 << 10, &small);
         assert_eq!((plan.algorithm, plan.grid.blocks), (Algorithm::Packet, 16));
+    }
+
+    #[test]
+    fn operations_from_4_mib_on_have_more_blocks_on_gpus() {
+        let options = Options::default().resolved(Device::Cuda(0));
+        let blocks = |bytes, options: &Options| {
+            let plan = on_gpus(4, bytes, options);
+            (plan.blocks, plan.grid.is_large)
+        };
+        assert_eq!(blocks((4 << 20) - 2, &options), (16, false));
+        assert_eq!(blocks(4 << 20, &options), (32, true));
+        let agreed = gpus(4, &options);
+        let gather = all_gather(2 << 20);
+        assert_eq!(plan(&gather, &agreed).blocks, 32);
+        // The ranks of this operation know different sizes.
+        let (count, dtype) = (4 << 20, DType::Bf16);
+        let send = Op::Send {
+            count,
+            dtype,
+            peer: 1,
+        };
+        assert_eq!(plan(&send, &agreed).blocks, 16);
+        // Those who choose the number of blocks leave the other SMs to computation.
+        let few = Options::default().blocks(4).resolved(Device::Cuda(0));
+        assert_eq!(blocks(4 << 20, &few), (4, true));
+        let both = Options::default().blocks(4).large_blocks(24);
+        assert_eq!(blocks(4 << 20, &both.resolved(Device::Cuda(0))), (24, true));
+        let more = Options::default().large_blocks(8);
+        assert_eq!(blocks(4 << 20, &more.resolved(Device::Cuda(0))), (16, true));
+        let cpu = Options::default().large_blocks(8).resolved(Device::Cpu);
+        assert_eq!(cpu.block_limits(), (1, 1));
     }
 
     const LARGE: usize = 1 << 20;

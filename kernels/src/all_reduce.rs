@@ -14,7 +14,7 @@ pub mod two_shot;
 use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::element::{Average, Max, Ordered, Reduction, Sum};
 use fusewire_device::mem::{self, Policy};
-use fusewire_device::packet::{PAIR_DATA, Prefetch, Slots};
+use fusewire_device::packet::{PAIR_DATA, Prefetch, Segments, Slots};
 use fusewire_device::session::{Session, Unvoted};
 use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, In, Machine, Out, kernel};
 
@@ -48,7 +48,7 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     let slots = Slots::open(session, bytes)?;
     // SAFETY: `from` and `to` have `bytes` bytes, because `target` is as long as `source`.
     let received = unsafe {
-        slots.send_to_each(session, from, prefetch);
+        slots.send_to_each(session, (from, Segments::ONE), prefetch);
         reduce::<_, T, O>(session, &slots, from, to, bytes)
     };
     // No lane uses what another one has received, so one vote suffices, at the end.
@@ -79,7 +79,8 @@ impl Part {
         let (first, bytes) = (start * size_of::<T>(), (end - start) * size_of::<T>());
         let readable = if count <= len { bytes } else { 0 };
         // SAFETY: the part is within the `count` elements, which the input has, or nothing is read.
-        let prefetch = unsafe { Prefetch::read(block, source.wrapping_add(first), readable) };
+        let prefetch =
+            unsafe { Prefetch::read(block, source.wrapping_add(first), readable, Segments::ONE) };
         Self {
             first,
             bytes,

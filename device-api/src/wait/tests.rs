@@ -61,6 +61,7 @@ fn record_after(
         size,
         team: size,
         max_blocks: 2,
+        blocks: 2,
         packet_slot: 256,
         channel_slot: 64,
         channel_depth: 1,

@@ -163,6 +163,8 @@ typedef struct fusewire_options {
   uint32_t high_priority_stream; /* not 0: the communicator's own stream has a high priority */
   uint64_t max_object_bytes;  /* * limit of a byte string, with a header of less than 1 KiB, that
                                  the functions *_bytes transfer; default 64 MiB */
+  uint32_t large_blocks;      /* * blocks of a launch on a GPU that moves 4 MiB or more for a
+                                 collective, at most 64; default 32, or `blocks` if it is not 0 */
 } fusewire_options;
 
 /* Joins the communicator "world". The environment names the rank: fusewire run, torchrun, mpirun or

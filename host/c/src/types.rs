@@ -103,6 +103,8 @@ pub struct FusewireOptions {
     pub high_priority_stream: u32,
     /// Maximum size of a byte string with its header; 0 for 64 MiB.
     pub max_object_bytes: u64,
+    /// Number of blocks of a launch that moves 4 MiB or more; 0 for the default of the device.
+    pub large_blocks: u32,
 }
 
 /// `fusewire_norm`: buffers and kind of a fused norm.
@@ -395,7 +397,7 @@ impl ParsedOptions {
                 *own = value;
             }
         }
-        options.blocks = given.blocks;
+        (options.blocks, options.large_blocks) = (given.blocks, given.large_blocks);
         options.threads = given.threads;
         options.algorithm = algorithm(operation, given.algorithm)?;
         if given.any_order != 0 {

@@ -127,14 +127,17 @@ impl Communicator {
         let op = norm.op(operation);
         self.refuse_backend(&op, "use all_reduce and a separate norm")?;
         let Plan {
-            algorithm, grid, ..
+            algorithm,
+            grid,
+            stripe_bits,
+            ..
         } = self.norm_plan(&op, &norm);
         let route = match (scatters, algorithm) {
             (true, _) => Route::ReduceScatter,
             (false, Algorithm::TwoShot) => Route::TwoShot,
             (false, _) => Route::OneShot,
         };
-        let spec = norm.spec(route);
+        let spec = norm.spec(route).with_stripe_bits(stripe_bits);
         let call = op.call(algorithm, 0).0;
         let op_info = OpInfo {
             call,

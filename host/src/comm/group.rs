@@ -22,7 +22,7 @@ pub(super) struct Group {
     /// The options. `blocks` is the number on which the ranks agreed.
     pub(super) options: Options,
     /// `Options::blocks` as the caller chose it.
-    pub(super) requested_blocks: u32,
+    pub(super) requested_blocks: (u32, u32),
     /// Set if the ranks outnumber the CPU cores of rank 0's host; rank 0 broadcasts the value.
     pub(super) oversubscribed: bool,
     /// Counts reconfigurations.
@@ -52,7 +52,7 @@ impl Group {
     /// Returns the options as the caller chose them, for a communicator of other ranks.
     pub(super) fn requested_options(&self) -> Options {
         let mut options = self.options.clone();
-        options.blocks = self.requested_blocks;
+        (options.blocks, options.large_blocks) = self.requested_blocks;
         options.timeout = self.timeout(0);
         options
     }

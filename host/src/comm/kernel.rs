@@ -441,7 +441,7 @@ impl Check<'_> {
                     "{} blocks, but this communicator allows at most {most} (Options::blocks is \
                      {}, and the blocks of all ranks must fit on their GPUs at the same time); \
                      launch {most} blocks or fewer, or raise Options::blocks on all ranks",
-                    self.blocks, self.comm.inner.group.requested_blocks
+                    self.blocks, self.comm.inner.group.requested_blocks.0
                 ),
             ));
         }

@@ -23,6 +23,9 @@ pub(super) const THREADS: u32 = 512;
 /// Default number of blocks of an operation on a GPU.
 pub(super) const BLOCKS: u32 = 16;
 
+/// Default number of blocks of a large operation on a GPU ([`field@Options::large_blocks`]).
+pub(super) const LARGE_BLOCKS: u32 = 32;
+
 /// Shortest timeout without a warning if processes share a GPU, which then runs them in turns.
 const SHARED_TIMEOUT_SECONDS: u64 = 10;
 
@@ -169,7 +172,8 @@ impl OnGpu {
              may use {multiprocessors} of {} SMs of {} (green context or MPS), which hold {fits} \
              blocks of {} threads of kernel {}; {ranks} ranks of this process launch {blocks} \
              blocks each, so the operation would time out; use a stream with more SMs, or create \
-             the communicator with a smaller Options::blocks",
+             the communicator with a smaller Options::blocks (Options::large_blocks for operations \
+             of 4 MiB or more)",
             self.gpu.properties().multiprocessors,
             self.gpu.device(),
             residency.threads,
@@ -225,14 +229,15 @@ impl CommConfig {
         crate::gpus::open(self.device)?.residency(self.threads())
     }
 
-    /// Returns the number of blocks of a launch, for which the blocks of all ranks are resident at
-    /// the same time on every GPU: at most `Options::blocks`. All ranks get the same number,
-    /// because they read the same peer info. Also warns if processes share a GPU.
+    /// Returns the numbers of blocks of a launch and of a large one, for which the blocks of all
+    /// ranks are resident at the same time on every GPU: at most `Options::blocks` and
+    /// `Options::large_blocks`. All ranks get the same numbers, because they read the same peer
+    /// info. Also warns if processes share a GPU.
     pub(super) fn limit_blocks(
         &self,
         residency: Residency,
         infos: &[PeerInfo],
-    ) -> Result<(u32, SharedGpu)> {
+    ) -> Result<((u32, u32), SharedGpu)> {
         let gpu = crate::gpus::open(self.device)?;
         let mut ranks_of = HashMap::<_, u32>::new();
         for info in infos {
@@ -243,7 +248,7 @@ impl CommConfig {
             .iter()
             .map(|info| (info.resident_blocks / ranks_with(info), info.rank))
             .min();
-        let (limit, rank) = least.unwrap_or((self.options.blocks, self.rank));
+        let (limit, rank) = least.unwrap_or((u32::MAX, self.rank));
         let smallest = infos.iter().find(|info| info.rank == rank);
         let sharing = smallest.map_or(1, ranks_with);
         if limit == 0 {
@@ -279,7 +284,8 @@ impl CommConfig {
             );
         }
         let shared = SharedGpu { ranks, residency };
-        Ok((limit.min(self.options.blocks), shared))
+        let (blocks, large) = self.options.block_limits();
+        Ok(((limit.min(blocks), limit.min(large)), shared))
     }
 }
 

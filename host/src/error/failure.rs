@@ -19,6 +19,9 @@ const TILE_WORDS: &str = "a tile of its own";
 /// [`WaitKind::Grid`] in a record, and in messages.
 const GRID: u64 = WaitKind::Grid as u64;
 const GRID_WORDS: &str = "a block of its launch";
+/// [`WaitKind::BlockWord`] in a record, and in messages.
+const BLOCK_WORD: u64 = WaitKind::BlockWord as u64;
+const BLOCK_WORD_WORDS: &str = "a part of its row";
 /// [`WaitKind::Sum`] in a record, and in messages.
 const SUM: u64 = WaitKind::Sum as u64;
 const SUM_WORDS: &str = "its part of a sum of signals";
@@ -292,6 +295,7 @@ impl Failure {
                 GRID => GRID_WORDS,
                 SUM => SUM_WORDS,
                 COUNTER => COUNTER_WORDS,
+                BLOCK_WORD => BLOCK_WORD_WORDS,
                 _ => "the launch",
             },
             expected: record.expected,
@@ -501,6 +505,14 @@ impl fmt::Display for Failure {
                 "timed out after {:.3} s waiting for block {} of this launch in grid_barrier; it \
                  has returned, or waits for something else: all blocks of a launch must make the \
                  same calls of grid_barrier",
+                self.seconds,
+                self.expected >> 32
+            ),
+            FailureKind::Timeout if self.wait_kind == BLOCK_WORD_WORDS => write!(
+                f,
+                "timed out after {:.3} s waiting for block {} of this launch, which handles \
+                 another part of the same row; it waits for another rank, or does not run: are \
+                 other kernels on the GPU that wait for this one? Or raise the timeout",
                 self.seconds,
                 self.expected >> 32
             ),

@@ -19,6 +19,7 @@
 //! | `spec` | the operation, in one word |
 //! | `sum` | a row's sum over the ranks, from memory or from packets |
 //! | `row` | a row's values and statistics |
+//! | `stripe` | the part of a row that a block handles |
 //! | `output` | the normalized row, fp8 and its scales |
 //! | `rounds` | the rows that a rank reduces, and their targets |
 
@@ -27,6 +28,7 @@ mod output;
 mod rounds;
 pub(crate) mod row;
 mod spec;
+pub(crate) mod stripe;
 mod sum;
 
 use core::marker::PhantomData;
@@ -35,16 +37,18 @@ use bytemuck::{Pod, Zeroable};
 use fusewire_device::bulk::Tables;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::mem::Policy;
-use fusewire_device::packet::{Prefetch, Slots};
+use fusewire_device::packet::{Prefetch, Segments, Slots};
 use fusewire_device::session::{Session, Unvoted};
 use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, In, InOut, Machine, Out, kernel};
 
 use self::row::{Buffers, Norm, Targets};
+use self::stripe::{CHUNK, Stripe};
 use self::sum::{PacketRows, PulledRows};
 use crate::exchange::{Memory, MemoryLayout};
 
 pub use self::row::{MAX_RANKS, shared_row};
-pub use self::spec::{GROUP, NormSpec, OutputFormat, Route, Statistics};
+pub use self::spec::{GROUP, MOST_STRIPE_BITS, NormSpec, OutputFormat, Route, Statistics};
+pub use self::stripe::first_stripe;
 
 /// The shape of a norm, and the window addresses of its buffers.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -118,7 +122,7 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
     let ranks = session.ranks();
     // SAFETY: the precondition of this function. `Body::words`, which reads the arguments first,
     // begins with a barrier. The rows are the elements of the exchange.
-    let norm = unsafe { Norm::<T>::new(session, &buffers, &shape)? };
+    let norm = unsafe { Norm::<T>::new(session, &buffers, &shape, None)? };
     let (source_rows, shards) = match shape.spec.route() {
         Route::OneShot => (1, 1),
         Route::TwoShot => (1, ranks),
@@ -145,7 +149,9 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
 
 /// Does what [`reduce_norm`] does in [`Route::OneShot`], by packets ([`fusewire_device::packet`]):
 /// every rank sends its rows to every rank. One hop, no barrier, two alternating sets of slots.
-/// Each block's part of the rows must fit [`fusewire_device::packet::capacity`].
+/// Each block's part of the rows must fit [`fusewire_device::packet::capacity`]. Several blocks can
+/// share a row ([`NormSpec::with_stripe_bits`]); they exchange their parts of the statistics by
+/// [`Session::send_block_word`].
 ///
 /// # Safety
 /// As [`reduce_norm`].
@@ -165,7 +171,9 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     scales: InOut<u8>,
     #[words(10)] shape: NormShape,
     // SAFETY: the entry's parameters describe the input, which the host keeps alive.
-    #[before(unsafe { BlockRows::read::<_, T>(block, (source, source_len), shape_0, shape_1) })]
+    #[before(unsafe {
+        BlockRows::read::<_, T>(block, (source, source_len), [shape_0, shape_1, shape_9])
+    })]
     of_block: BlockRows,
 ) -> Result<(), Aborted> {
     let block = session.block();
@@ -180,17 +188,21 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     };
     // SAFETY: the precondition of this function. Before the barrier below, only the leader reads
     // the arguments.
-    let norm = unsafe { Norm::<T>::new(session, &buffers, &shape)? };
+    let norm = unsafe { Norm::<T>::new(session, &buffers, &shape, Some(of_block.stripe))? };
     let BlockRows {
         first,
         rows,
+        stripe,
         prefetch,
     } = of_block;
     let hidden = norm.hidden();
-    let stream = source.as_ptr().wrapping_add(first * hidden).cast::<u8>();
-    let slots = Slots::open(session, rows * hidden * size_of::<T>())?;
+    let start = first * hidden + stripe.lanes().start as usize * CHUNK;
+    let stream = source.as_ptr().wrapping_add(start).cast::<u8>();
+    let chunks = rows * stripe.chunks((hidden / CHUNK) as u32) as usize;
+    let slots = Slots::open(session, chunks * CHUNK * size_of::<T>())?;
+    let segments = BlockRows::segments::<T>(stripe);
     // SAFETY: the input has the norm's rows. If there are any, `prefetch` is of these bytes.
-    unsafe { slots.send_to_each(session, stream, prefetch) };
+    unsafe { slots.send_to_each(session, (stream, segments), prefetch) };
     // SAFETY: a kernel with a norm uses this part of shared memory only for the targets. The leader
     // sets the only one before the barrier.
     let targets = unsafe { Targets::new(block, session.ranks(), 1) };
@@ -229,6 +241,7 @@ fn receive_headers<M: Machine>(session: &Session<M>, slots: &Slots) -> Unvoted<(
 pub struct BlockRows {
     first: usize,
     rows: usize,
+    stripe: Stripe,
     prefetch: Prefetch,
 }
 
@@ -242,22 +255,39 @@ impl BlockRows {
     unsafe fn read<M: Machine, T>(
         block: Block<M>,
         (at, len): (*mut u8, u64),
-        rows: u64,
-        hidden: u64,
+        [rows, hidden, last_word]: [u64; 3],
     ) -> Self {
-        let (first, last) = block.slice(rows as usize, 1);
+        let spec = NormSpec((last_word >> 32) as u32);
+        let (stripe, first, rows) = Stripe::of_block(block, rows as usize, spec);
         let row = (hidden as usize).wrapping_mul(size_of::<T>());
-        let (start, bytes) = (first.wrapping_mul(row), (last - first).wrapping_mul(row));
+        let (start, bytes) = (first.wrapping_mul(row), rows.wrapping_mul(row));
         let end = len as usize * size_of::<T>();
         let is_inside = start <= end && bytes <= end - start;
-        let bytes = if is_inside { bytes } else { 0 };
-        // SAFETY: the input has bytes `start .. start + bytes`, or none are read.
-        let prefetch = unsafe { Prefetch::read(block, at.wrapping_add(start), bytes) };
+        let chunk = CHUNK * size_of::<T>();
+        let bytes = if is_inside && stripe.bits != 0 {
+            stripe.chunks((row / chunk) as u32) as usize * chunk
+        } else if is_inside {
+            bytes
+        } else {
+            0
+        };
+        let within = stripe.lanes().start as usize * chunk;
+        let at = at.wrapping_add(start.wrapping_add(within));
+        // SAFETY: the input has bytes `start .. start + rows * row`, of which these are the
+        // stripe's, or none are read.
+        let prefetch = unsafe { Prefetch::read(block, at, bytes, Self::segments::<T>(stripe)) };
         Self {
             first,
-            rows: last - first,
+            rows,
+            stripe,
             prefetch,
         }
+    }
+
+    /// Returns the places of the elements of a stripe.
+    #[inline(always)]
+    fn segments<T>(stripe: Stripe) -> Segments {
+        stripe.segments((CHUNK * size_of::<T>()).ilog2())
     }
 }
 
@@ -303,6 +333,7 @@ unsafe fn receive_rows<M: Machine, T: Element<Acc = f32>>(
         return unsafe { norm.each_row(block, targets, &sums, first, rows) };
     }
     let sums = PacketRows::<_, T> {
+        stripe: norm.stripe_at(),
         session,
         slots,
         element: PhantomData,

@@ -10,8 +10,10 @@ use fusewire_device::mem;
 use fusewire_device::{Element, Group, Machine};
 
 use super::chunk;
-use super::row::{CHUNK, PARTIALS, Row, VIRTUAL_LANES, chunks_of_lane};
+use super::row::{Row, chunks_of_lane};
 use super::spec::{GROUP, OutputFormat};
+use super::stripe::{CHUNK, PARTIALS, VIRTUAL_LANES};
+use super::sum::{Exchange, Sums};
 
 /// The largest finite E4M3.
 const LARGEST: f32 = 448.0;
@@ -19,9 +21,10 @@ const LARGEST: f32 = 448.0;
 const LEAST: f32 = 1e-10;
 
 impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
-    /// Writes the row to the targets. All lanes together.
+    /// Writes the block's stripe of the row to the targets. Returns false after a failure, which is
+    /// recorded. All lanes together.
     #[inline(always)]
-    pub(super) fn write(&self) {
+    pub(super) fn write(&self, sums: &impl Sums<M>) -> bool {
         match self.norm.spec().output_format() {
             OutputFormat::Unquantized => self.each(Unquantized { row: self }),
             OutputFormat::StaticFp8 | OutputFormat::TokenFp8 => {
@@ -30,9 +33,14 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
                     // SAFETY: `Norm::new` has checked that the buffer has a scale.
                     1.0 / unsafe { mem::read(scale) }
                 } else {
-                    let greatest = self.greatest();
+                    let Some(greatest) = self.greatest(sums) else {
+                        return false;
+                    };
                     // SAFETY: a row has a scale; only the leader writes it.
-                    unsafe { self.put_scale(0, greatest, self.block.is_leader()) }
+                    unsafe {
+                        let writes = self.block.is_leader() && self.norm.stripe().index == 0;
+                        self.put_scale(0, greatest, writes)
+                    }
                 };
                 self.each(Fp8 { row: self, inverse });
             }
@@ -44,6 +52,7 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
                 }
             }
         }
+        true
     }
 
     /// Returns elements `[at, at + N)` of the normalized row, rounded.
@@ -98,16 +107,17 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
                 at += CHUNK;
             }
         } else {
-            chunks_of_lane(self.block, hidden / CHUNK, |index| {
+            chunks_of_lane(self.block, self.norm.stripe(), hidden / CHUNK, |index| {
                 // SAFETY: `index < hidden / CHUNK`; each index goes to one lane.
                 unsafe { work.chunk::<CHUNK>(index * CHUNK) };
             });
         }
     }
 
-    /// Returns the bits of the greatest magnitude of the row, on every lane. All lanes together.
+    /// Returns the bits of the greatest magnitude of the row, on every lane. `None` after a
+    /// failure, which is recorded. All lanes together.
     #[inline(always)]
-    fn greatest(&self) -> u32 {
+    fn greatest(&self, sums: &impl Sums<M>) -> Option<u32> {
         let hidden = self.norm.hidden();
         let mut greatest = 0;
         if M::LANES == 1 {
@@ -122,14 +132,38 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
                 greatest = greatest.max(magnitude(unsafe { self.normalized::<CHUNK>(at) }));
                 at += CHUNK;
             }
-            return greatest;
+            return Some(greatest);
         }
-        chunks_of_lane(self.block, hidden / CHUNK, |index| {
+        let stripe = self.norm.stripe();
+        chunks_of_lane(self.block, stripe, hidden / CHUNK, |index| {
             // SAFETY: `index < hidden / CHUNK`.
             let chunk = unsafe { self.normalized::<CHUNK>(index * CHUNK) };
             greatest = greatest.max(magnitude(chunk));
         });
-        self.block.reduce(greatest, u32::max)
+        let greatest = self.block.reduce(greatest, u32::max);
+        if stripe.bits == 0 {
+            return Some(greatest);
+        }
+        // The reduction has a barrier after the last read of the table of partials.
+        let table = self.table().cast::<u32>();
+        if self.block.is_leader() {
+            // SAFETY: memory of this block with more entries than there are stripes. Only the
+            // leader writes it.
+            unsafe { table.add(stripe.index as usize).write(greatest) };
+        }
+        self.block.sync();
+        // SAFETY: the block has written its entry, and passed a barrier. A launch has one row.
+        if !unsafe { sums.complete(stripe, Exchange::Greatest, table) } {
+            return None;
+        }
+        let mut greatest = 0;
+        let mut index = 0;
+        while index < stripe.count() as usize {
+            // SAFETY: the exchange has written all entries, before a barrier.
+            greatest = greatest.max(unsafe { table.add(index).read() });
+            index += 1;
+        }
+        Some(greatest)
     }
 
     /// Computes the scale for magnitudes up to the one with the bits `greatest`, and writes it if
@@ -174,37 +208,33 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
     /// Writes each group of 128 by 16 adjacent lanes. All lanes together, in warps of at least 16.
     #[inline(always)]
     fn groups_of_16_lanes(&self) {
-        let block = self.block;
-        let chunks = self.norm.hidden() / CHUNK;
-        // All lanes stay in the loops, including those without elements, because of the shuffles.
-        let mut base = 0;
-        while base < VIRTUAL_LANES {
-            let lane = base + block.rank() as usize;
-            let mut first = 0;
-            while first < chunks {
-                let mine = first + lane;
-                let there = lane < VIRTUAL_LANES && mine < chunks;
-                let at = if there { mine * CHUNK } else { 0 };
-                // SAFETY: `at` is 0 or that of a chunk, and there is a chunk. A lane without
-                // elements does not use the result: another lane may already write the next row.
-                let values = unsafe { self.normalized::<CHUNK>(at) };
-                let mut greatest = if there { magnitude(values) } else { 0 };
-                let mut mask = 1;
-                while mask < (GROUP / CHUNK) as u32 {
-                    greatest = greatest.max(block.machine().shuffle_xor(greatest, mask));
-                    mask *= 2;
-                }
-                let leads = there && mine.is_multiple_of(GROUP / CHUNK);
-                // SAFETY: the group of an element of the row; only the lane of its first chunk
-                // writes.
-                let inverse = unsafe { self.put_scale(at / GROUP, greatest, leads) };
-                if there {
-                    // SAFETY: `mine < chunks`; each chunk goes to one lane.
-                    unsafe { self.put_fp8::<CHUNK>(at, values, inverse) };
-                }
-                first += VIRTUAL_LANES;
+        let (block, stripe) = (self.block, self.norm.stripe());
+        let chunks = stripe.chunks((self.norm.hidden() / CHUNK) as u32);
+        // All lanes stay in the loop, including those without elements, because of the shuffles.
+        let mut first = 0;
+        while first < chunks {
+            let position = first + block.rank();
+            let there = position < chunks;
+            let at = stripe.chunk(position) as usize * CHUNK;
+            let values = match there {
+                // SAFETY: the chunk is in the row, and this lane has computed its values.
+                true => unsafe { self.normalized::<CHUNK>(at) },
+                false => [T::narrow(0.0); CHUNK],
+            };
+            let mut greatest = magnitude(values);
+            let mut mask = 1;
+            while mask < (GROUP / CHUNK) as u32 {
+                greatest = greatest.max(block.machine().shuffle_xor(greatest, mask));
+                mask *= 2;
             }
-            base += block.size() as usize;
+            let leads = there && position.is_multiple_of((GROUP / CHUNK) as u32);
+            // SAFETY: the group of an element of the row; only the lane of its first chunk writes.
+            let inverse = unsafe { self.put_scale(at / GROUP, greatest, leads) };
+            if there {
+                // SAFETY: the chunk is in the row; each goes to one lane.
+                unsafe { self.put_fp8::<CHUNK>(at, values, inverse) };
+            }
+            first += block.size();
         }
     }
 
@@ -214,6 +244,10 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
         let hidden = self.norm.hidden();
         for group in self.block.elements_of_block(hidden.div_ceil(GROUP)) {
             let start = group * GROUP;
+            let lane = (start / CHUNK % VIRTUAL_LANES) as u32;
+            if !self.norm.stripe().lanes().contains(&lane) {
+                continue;
+            }
             if M::LANES == 1 && start + GROUP <= hidden {
                 // SAFETY: a whole group of the row by the condition. There is one lane.
                 unsafe {

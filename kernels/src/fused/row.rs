@@ -6,10 +6,12 @@
 //! 7 to 3, then 11 to 8, then 2 to 0. The 128 sums after the first five bits are the partials. So a
 //! GPU sums in registers what a lane has loaded, and a CPU adds whole vectors.
 //!
-//! A lane works on chunks of [`CHUNK`] elements. Chunk c belongs to virtual lane c mod 512, and
-//! virtual lane v to lane v mod the size of the block. So the accumulators of a virtual lane are
-//! those with bits 3 to 11 = v, and the first five bits of the tree are those of a lane in a warp
-//! of 32.
+//! A lane works on chunks of [`CHUNK`] elements. It computes the values of its chunks first; then
+//! the block sums them. Chunk c belongs to virtual lane c mod 512, and virtual lane v to lane v mod
+//! the size of the block. So the accumulators of a virtual lane are those with bits 3 to 11 = v,
+//! and the first five bits of the tree are those of a lane in a warp of 32.
+//!
+//! Several blocks can share a row ([`Stripe`]). Each then sends its partials to the others.
 
 use core::marker::PhantomData;
 
@@ -19,19 +21,12 @@ use fusewire_device::comm::WindowAddr;
 use fusewire_device::{Aborted, Block, Element, Group, In, InOut, Machine, Out, Session};
 
 use super::spec::{NormSpec, OutputFormat};
-use super::sum::Sums;
+use super::stripe::{ACCUMULATORS, CHUNK, PARTIALS, Stripe, VIRTUAL_LANES};
+use super::sum::{Exchange, Sums};
 use super::{NormShape, chunk};
 
-/// Number of partial sums of a row.
-pub(crate) const PARTIALS: usize = 128;
-/// Number of accumulators of a row.
-const ACCUMULATORS: usize = 4096;
-/// Number of virtual lanes.
-pub(super) const VIRTUAL_LANES: usize = ACCUMULATORS / CHUNK;
 /// Number of virtual lanes whose accumulators form [`CHUNK`] partials.
 const VIRTUAL_WARP: usize = 32;
-/// Number of elements that a lane moves at once. The elements of a row are a multiple of it.
-pub(super) const CHUNK: usize = 8;
 /// Greatest number of elements of a row that shared memory holds, in f32.
 const SHARED_ROW: usize = 8192;
 /// Number of words of an entry of [`Targets`].
@@ -41,8 +36,8 @@ const TARGET_WORDS: usize = 4;
 // end, at offsets that do not depend on the number of ranks.
 const END: usize = arch::SHARED_BYTES - arch::RESERVED_BYTES;
 const ARGUMENTS_AT: usize = (END - size_of::<Arguments>()) / 128 * 128;
-/// Two tables of partials. Successive statistics use different ones, because a lane may still read
-/// one when others write the next. A barrier is between the two.
+/// Two tables of partials. The two statistics of a row use different ones, because a lane may still
+/// read one when others write the next.
 const PARTIALS_AT: usize = ARGUMENTS_AT - 2 * 4 * PARTIALS;
 
 /// Returns the offset of the row in shared memory.
@@ -123,6 +118,8 @@ pub(super) struct Arguments {
     values: *mut f32,
     spec: NormSpec,
     epsilon: f32,
+    /// The block's part of rows.
+    stripe: Stripe,
 }
 
 /// The part of a fused norm that is the same for all rows. The buffers have these rows.
@@ -131,11 +128,14 @@ pub(super) struct Norm<T> {
     arguments: *const Arguments,
     rows: usize,
     hidden: usize,
+    /// False if the stripe is known to be the whole row.
+    is_divided: bool,
     element: PhantomData<T>,
 }
 
 impl<T: Element<Acc = f32>> Norm<T> {
-    /// Writes the arguments to shared memory. All lanes together.
+    /// Writes the arguments to shared memory. The block handles a stripe of its rows, or if it is
+    /// `None`, whole rows. All lanes together.
     ///
     /// # Errors
     /// [`Aborted`] if the buffers are too short for `shape`.
@@ -152,6 +152,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         session: &Session<M>,
         buffers: &Buffers<T>,
         shape: &NormShape,
+        stripe: Option<Stripe>,
     ) -> Result<Self, Aborted> {
         let Buffers {
             source,
@@ -200,6 +201,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
             values: row_memory(session, shape.scratch, shape.hidden),
             spec,
             epsilon: shape.epsilon,
+            stripe: stripe.unwrap_or(Stripe::WHOLE),
         };
         let block = session.block();
         let at = block
@@ -215,6 +217,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
             arguments: at,
             rows,
             hidden,
+            is_divided: stripe.is_some(),
             element: PhantomData,
         })
     }
@@ -243,6 +246,22 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     pub(super) fn hidden(&self) -> usize {
         self.hidden
+    }
+
+    /// Returns the address of the part of rows that the block handles, in shared memory.
+    #[inline(always)]
+    pub(super) fn stripe_at(&self) -> *const Stripe {
+        // SAFETY: computes an address within the arguments.
+        unsafe { &raw const (*self.arguments).stripe }
+    }
+
+    /// Returns the part of rows that the block handles.
+    #[inline(always)]
+    pub(super) fn stripe(&self) -> Stripe {
+        match self.is_divided {
+            true => self.arguments().stripe,
+            false => Stripe::WHOLE,
+        }
     }
 
     /// Returns true if the sum with the residual is written.
@@ -283,7 +302,9 @@ impl<T: Element<Acc = f32>> Norm<T> {
             let Some(row) = sum.reduce() else {
                 return false;
             };
-            row.write();
+            if !row.write(sums) {
+                return false;
+            }
             index += 1;
         }
         true
@@ -400,7 +421,14 @@ pub(super) struct Row<M, T> {
     pub(super) scale: f32,
 }
 
-impl<M, T> Row<M, T> {
+impl<M: Machine, T> Row<M, T> {
+    /// Returns a table of partials of the last row's statistics. Until the block has passed a
+    /// barrier, lanes may still read it.
+    #[inline(always)]
+    pub(super) fn table(&self) -> *mut f32 {
+        table(self.block, 0)
+    }
+
     /// Returns values `[at, at + N)`.
     ///
     /// # Safety
@@ -544,33 +572,13 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
     /// Does what [`RowSum::statistics_single`] does, by several lanes. All lanes together.
     #[inline(always)]
     fn statistics_lanes(&self) -> Option<(f32, f32)> {
-        let (block, hidden) = (self.block, self.norm.hidden);
-        let layer = self.norm.spec().is_layer();
-        let chunks = hidden / CHUNK;
-        let table = |which: usize| {
-            let at = PARTIALS_AT + which * 4 * PARTIALS;
-            block.shared().wrapping_add(at).cast::<f32>()
-        };
+        let (block, hidden, stripe) = (self.block, self.norm.hidden, self.norm.stripe());
+        let (layer, chunks) = (self.norm.spec().is_layer(), hidden / CHUNK);
         let mut failed = false;
-        let first = |index: usize| {
-            if failed {
-                return [0.0; CHUNK];
-            }
+        chunks_of_lane(block, stripe, chunks, |index| {
             // SAFETY: `index < chunks`; each index goes to one lane.
-            let Some(mut terms) = (unsafe { self.chunk::<CHUNK>(index * CHUNK) }) else {
-                failed = true;
-                return [0.0; CHUNK];
-            };
-            if !layer {
-                for j in 0..CHUNK {
-                    terms[j] *= terms[j];
-                }
-            }
-            terms
-        };
-        let sums = table(if layer { 0 } else { self.index % 2 });
-        // SAFETY: the table is memory of this block, which no lane uses after the last barrier.
-        unsafe { put_partials(block, chunks, sums, first) };
+            failed = failed || unsafe { self.chunk::<CHUNK>(index * CHUNK) }.is_none();
+        });
         if S::WAITS {
             // The vote is a barrier, too.
             if block.any(failed) {
@@ -579,41 +587,60 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
         } else {
             block.sync();
         }
-        // SAFETY: the block has written the table, and passed a barrier.
-        let total = unsafe { self.table_total(sums, |x| if layer { x } else { x * x }) };
-        if !layer {
-            return Some((0.0, total));
+        // A layer norm has a second pass. One loop, so that the compiled code has the body once.
+        let (mut mean, mut pass) = (0.0, 0);
+        loop {
+            let of = |mut terms: [f32; CHUNK]| {
+                if pass == 1 {
+                    for j in 0..CHUNK {
+                        terms[j] -= mean;
+                    }
+                }
+                if !layer || pass == 1 {
+                    for j in 0..CHUNK {
+                        terms[j] *= terms[j];
+                    }
+                }
+                terms
+            };
+            let sums = table(block, pass);
+            // SAFETY: the block has written the values of its stripe, and passed a barrier. The
+            // table is memory of this block, which no lane uses after the last barrier.
+            unsafe { put_partials(block, stripe, chunks as u32, self.values, sums, of) };
+            block.sync();
+            let exchange = match pass {
+                0 => Exchange::Sum,
+                _ => Exchange::Squares,
+            };
+            // SAFETY: the block has written the table, and passed a barrier.
+            let total = unsafe { self.table_total(exchange, sums, |x| of([x; CHUNK])[0])? };
+            if !layer || pass == 1 {
+                return Some((mean, total));
+            }
+            mean = total / hidden as u32 as f32;
+            pass = 1;
         }
-        let mean = total / hidden as u32 as f32;
-        let square = |x: f32| {
-            let off = x - mean;
-            off * off
-        };
-        let squares = table(1);
-        // SAFETY: the lane has written these chunks of the values, and the table as above.
-        unsafe {
-            put_partials(block, chunks, squares, |index| {
-                let at = self.values.add(index * CHUNK).cast::<[f32; CHUNK]>();
-                at.read().map(square)
-            });
-        }
-        block.sync();
-        // SAFETY: the block has written the table, and passed a barrier.
-        Some((mean, unsafe { self.table_total(squares, square) }))
     }
 
-    /// Returns the sum of the partials in a table, on every lane. `of` is the statistic of a value.
+    /// Returns the sum of the partials in a table, on every lane, after the blocks of the row have
+    /// exchanged them. `of` is the statistic of a value. `None` after a failure, which is recorded.
     /// All lanes together.
     ///
     /// # Safety
     /// The block must have called [`put_partials`] for the table, and passed a barrier.
     #[inline(always)]
-    unsafe fn table_total(&self, table: *mut f32, of: impl Fn(f32) -> f32) -> f32 {
-        let (block, hidden) = (self.block, self.norm.hidden);
+    unsafe fn table_total(
+        &self,
+        exchange: Exchange,
+        table: *mut f32,
+        of: impl Fn(f32) -> f32,
+    ) -> Option<f32> {
+        let (block, hidden, stripe) = (self.block, self.norm.hidden, self.norm.stripe());
         if has_small_warps(block) {
-            for partial in block.elements_of_block(PARTIALS) {
-                // SAFETY: the block has written the values of the row, and passed a barrier; each
-                // entry goes to one lane.
+            for index in block.elements_of_block(stripe.partials().len()) {
+                let partial = stripe.partials().start + index;
+                // SAFETY: the block has written the values of its stripe, and passed a barrier;
+                // each entry goes to one lane.
                 unsafe {
                     let sum = partial_of_values(self.values, hidden, partial, &of);
                     table.add(partial).write(sum);
@@ -621,9 +648,21 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
             }
             block.sync();
         }
-        // SAFETY: the block has written the table, and passed a barrier.
-        unsafe { table_sum(block, table) }
+        // SAFETY: the block has written its partials to the table, and passed a barrier.
+        unsafe {
+            if !self.sums.complete(stripe, exchange, table.cast()) {
+                return None;
+            }
+            Some(table_sum(block, table))
+        }
     }
+}
+
+/// Returns table `which` of partials, 0 or 1, in shared memory.
+#[inline(always)]
+fn table<M: Machine>(block: Block<M>, which: usize) -> *mut f32 {
+    let at = PARTIALS_AT + which * 4 * PARTIALS;
+    block.shared().wrapping_add(at).cast()
 }
 
 /// Returns true if warps are smaller than [`VIRTUAL_WARP`], which is possible only for emulated
@@ -790,71 +829,81 @@ fn add(acc: &mut [f32; PARTIALS], terms: &[f32; PARTIALS]) {
     }
 }
 
-/// Writes the partials of a row of `chunks` chunks to `table`. `terms` returns the terms of a
-/// chunk; each chunk goes to one lane. All lanes together. Emulated lanes in small warps write
-/// nothing ([`RowSum::table_total`]).
+/// Writes the partials of a stripe of a row of `chunks` chunks to `table`. `of` is the statistic of
+/// a value. All lanes together. Emulated lanes in small warps write nothing
+/// ([`RowSum::table_total`]).
 ///
 /// # Safety
-/// `table` must be memory of this block for [`PARTIALS`] elements, which no lane uses until the
-/// next barrier.
+/// `values` must have the stripe's values, which no lane writes during the call. `table` must be
+/// memory of this block for [`PARTIALS`] elements, which no lane uses until the next barrier.
 #[inline(always)]
 unsafe fn put_partials<M: Machine>(
     block: Block<M>,
-    chunks: usize,
+    stripe: Stripe,
+    chunks: u32,
+    values: *const f32,
     table: *mut f32,
-    mut terms: impl FnMut(usize) -> [f32; CHUNK],
+    of: impl Fn([f32; CHUNK]) -> [f32; CHUNK],
 ) {
-    let mut lane = block.rank() as usize;
-    while lane < VIRTUAL_LANES {
-        let mut acc = [0f32; CHUNK];
-        let mut index = lane;
-        while index < chunks {
-            let terms = terms(index);
-            for k in 0..CHUNK {
-                acc[k] += terms[k];
+    if has_small_warps(block) {
+        return;
+    }
+    let lanes = stripe.lanes();
+    let mut lane = lanes.start + block.rank();
+    while lane < lanes.end {
+        let (warp, within) = (lane / VIRTUAL_WARP as u32, lane % VIRTUAL_WARP as u32);
+        let (mut k, mut sum) = (within / 4, 0.0);
+        // All lanes of a warp have the same condition.
+        if lane - within < chunks {
+            let mut acc = [0f32; CHUNK];
+            let mut index = lane;
+            while index < chunks {
+                // SAFETY: a chunk of the stripe.
+                let terms = unsafe { values.cast::<[f32; CHUNK]>().add(index as usize).read() };
+                let terms = of(terms);
+                for k in 0..CHUNK {
+                    acc[k] += terms[k];
+                }
+                index += VIRTUAL_LANES as u32;
             }
-            index += VIRTUAL_LANES;
+            (k, sum) = fold(block, within, acc);
         }
-        if !has_small_warps(block) {
-            let (k, sum) = fold(block, lane, acc);
-            if lane.is_multiple_of(4) {
-                // SAFETY: the entry of a virtual warp and an element of a chunk, which this lane
-                // alone writes.
-                unsafe { table.add(lane / VIRTUAL_WARP * CHUNK + k).write(sum) };
-            }
+        if within.is_multiple_of(4) {
+            // SAFETY: the entry of a virtual warp and an element of a chunk, which this lane alone
+            // writes.
+            unsafe { table.add(warp as usize * CHUNK + k as usize).write(sum) };
         }
-        lane += block.size() as usize;
+        lane += block.size();
     }
 }
 
-/// Calls `work` with each chunk of this lane, of a row of `chunks` chunks. It is the lane whose sum
-/// of these chunks [`put_partials`] takes, so that a lane reads only values that it has written.
+/// Calls `work` with each chunk of this lane, of a stripe of a row of `chunks` chunks. Each chunk
+/// goes to one lane, always the same.
 #[inline(always)]
 pub(super) fn chunks_of_lane<M: Machine>(
     block: Block<M>,
+    stripe: Stripe,
     chunks: usize,
     mut work: impl FnMut(usize),
 ) {
-    let mut lane = block.rank() as usize;
-    while lane < VIRTUAL_LANES {
-        let mut index = lane;
-        while index < chunks {
-            work(index);
-            index += VIRTUAL_LANES;
-        }
-        lane += block.size() as usize;
+    let count = stripe.chunks(chunks as u32);
+    let mut position = block.rank();
+    while position < count {
+        work(stripe.chunk(position) as usize);
+        position += block.size();
     }
 }
 
-/// Adds the accumulators of the virtual warp of `lane` by the tree. Returns, on each lane, the sum
-/// for one element k of a chunk; four adjacent lanes have the same. All lanes of a warp together.
+/// Adds the accumulators of a virtual warp, of which this is lane `lane`, by the tree. Returns, on
+/// each lane, the sum for one element k of a chunk; four adjacent lanes have the same. All lanes of
+/// a warp together.
 #[inline(always)]
-fn fold<M: Machine>(block: Block<M>, lane: usize, acc: [f32; CHUNK]) -> (usize, f32) {
+fn fold<M: Machine>(block: Block<M>, lane: u32, acc: [f32; CHUNK]) -> (u32, f32) {
     let exchange =
         |value: f32, mask: u32| f32::from_bits(block.machine().shuffle_xor(value.to_bits(), mask));
     // Each step halves the elements that a lane keeps: the upper half if its bit is set.
     let halve = |low: f32, high: f32, mask: u32| {
-        let upper = lane as u32 & mask != 0;
+        let upper = lane & mask != 0;
         let (keep, send) = if upper { (high, low) } else { (low, high) };
         keep + exchange(send, mask)
     };
@@ -868,8 +917,8 @@ fn fold<M: Machine>(block: Block<M>, lane: usize, acc: [f32; CHUNK]) -> (usize, 
     let mut sum = halve(two[0], two[1], 4);
     sum += exchange(sum, 2);
     sum += exchange(sum, 1);
-    let bit = |mask: usize| usize::from(lane & mask != 0);
-    (4 * bit(16) + 2 * bit(8) + bit(4), sum)
+    // From bit to bit of the lane: the halves that it has kept.
+    (lane / 4, sum)
 }
 
 /// Returns partial `partial` of a row of `hidden` values.

@@ -38,11 +38,14 @@ pub enum OutputFormat {
     GroupFp8 = 3,
 }
 
+/// Greatest [`NormSpec::stripe_bits`].
+pub const MOST_STRIPE_BITS: u32 = 3;
+
 /// Elements that share a scale in [`OutputFormat::GroupFp8`].
 pub const GROUP: usize = 128;
 
-/// A fused norm: `[..][route:2][column-major:1][ue8m0:1][output_format:2][f32 residual:1][weight +
-/// 1:1][statistics:1]`.
+/// A fused norm: `[..][stripes:2][route:2][column-major:1][ue8m0:1][output_format:2][f32
+/// residual:1][weight + 1:1][statistics:1]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct NormSpec(pub u32);
@@ -80,6 +83,19 @@ impl NormSpec {
     #[must_use]
     pub const fn with_column_major(self) -> Self {
         Self(self.0 | Self::COLUMN_MAJOR)
+    }
+
+    /// Divides each row into `1 << bits` stripes, at most 8, of one block each.
+    #[must_use]
+    pub const fn with_stripe_bits(self, bits: u32) -> Self {
+        assert!(bits <= MOST_STRIPE_BITS);
+        Self(self.0 | bits << 9)
+    }
+
+    /// Returns the binary logarithm of the number of stripes of a row.
+    #[inline(always)]
+    pub const fn stripe_bits(self) -> u32 {
+        self.0 >> 9 & 3
     }
 
     /// Returns true if the statistics are those of a layer norm.

@@ -1,11 +1,13 @@
 //! Sources of a row's sum over the ranks: memory of the ranks, or their packets.
 
 use fusewire_device::bulk::Tables;
+use fusewire_device::layout::BLOCK_WORDS;
 use fusewire_device::packet::{PAIR_DATA, Slots};
 use fusewire_device::session::Session;
 use fusewire_device::{Element, Machine};
 
 use super::chunk;
+use super::stripe::{CHUNK, PARTIALS, Stripe};
 
 /// The rows of all ranks, which are added in rank order in f32.
 pub(super) trait Sums<M: Machine> {
@@ -18,7 +20,33 @@ pub(super) trait Sums<M: Machine> {
     /// # Safety
     /// All ranks' rows must have the elements.
     unsafe fn sum<const N: usize>(&self, at: usize) -> Option<[f32; N]>;
+
+    /// Completes a table in shared memory, of which this block has the entries of its stripe, with
+    /// those of the other blocks of the row. Returns false after a failure, which is recorded. All
+    /// lanes together; a barrier is between the last write of the table and its reads.
+    ///
+    /// # Safety
+    /// `table` must be memory of this block for the entries of the exchange. The block must have
+    /// written those of its stripe, and passed a barrier. Each exchange must be made once a launch
+    /// if rows have several stripes.
+    #[inline(always)]
+    unsafe fn complete(&self, _stripe: Stripe, _exchange: Exchange, _table: *mut u32) -> bool {
+        true
+    }
 }
+
+/// An exchange between the blocks of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exchange {
+    /// Partials of the values, or of their squares.
+    Sum = 0,
+    /// Partials of the squares of the differences from the mean.
+    Squares = 1,
+    /// The greatest magnitude of each stripe.
+    Greatest = 2,
+}
+
+const _: () = assert!(BLOCK_WORDS == 3 * PARTIALS);
 
 /// Rows in memory: a table of the address of each rank's first row.
 pub(super) struct PulledRows<T> {
@@ -63,8 +91,11 @@ fn add<T: Element<Acc = f32>, const N: usize>(sum: &mut [f32; N], values: [T; N]
     }
 }
 
-/// Rows that arrive as packets of several lanes, including those of this rank.
+/// Stripes of rows that arrive as packets of several lanes, including those of this rank.
 pub(super) struct PacketRows<'a, M, T> {
+    /// The block's stripe of the rows, in shared memory. The block has written it, and passed a
+    /// barrier.
+    pub(super) stripe: *const Stripe,
     pub(super) session: &'a Session<M>,
     pub(super) slots: &'a Slots,
     pub(super) element: core::marker::PhantomData<T>,
@@ -75,6 +106,9 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for PacketRows<'_, M, T> {
 
     #[inline(always)]
     unsafe fn sum<const N: usize>(&self, at: usize) -> Option<[f32; N]> {
+        // SAFETY: the field's description.
+        let stripe = unsafe { self.stripe.read() };
+        let at = stripe.position((at / CHUNK) as u32) as usize * CHUNK;
         let unit = 1 + at * size_of::<T>() / PAIR_DATA;
         // SAFETY: all streams have the elements, and therefore their units.
         unsafe {
@@ -84,6 +118,48 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for PacketRows<'_, M, T> {
                 self.received::<N, 4>(unit)
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn complete(&self, stripe: Stripe, exchange: Exchange, table: *mut u32) -> bool {
+        if stripe.bits == 0 {
+            return true;
+        }
+        let (session, block) = (self.session, self.session.block());
+        let first = block.index() - stripe.index;
+        // Binary logarithm of the entries of a stripe.
+        let each = match exchange {
+            Exchange::Greatest => 0,
+            Exchange::Sum | Exchange::Squares => PARTIALS.ilog2() - stripe.bits,
+        };
+        let (own, base) = (stripe.index as usize, exchange as usize * PARTIALS);
+        let entries = (stripe.count() as usize) << each;
+        // A lane for each entry of this stripe and each other block.
+        for pair in block.elements_of_block(entries - (1 << each)) {
+            let entry = (own << each) + (pair & ((1 << each) - 1));
+            let to = first + (stripe.index ^ (1 + (pair >> each) as u32));
+            // SAFETY: an entry of this block's stripe, which it has written before a barrier. The
+            // launch has all blocks of the row (`Stripe::of_block`). There are as many words as
+            // entries in all exchanges.
+            unsafe { session.send_block_word(to, base + entry, table.add(entry).read()) };
+        }
+        let mut failed = false;
+        for entry in block.elements_of_block(entries) {
+            let from = entry >> each;
+            if from == own || failed {
+                continue;
+            }
+            // SAFETY: as above. The block `from` of the row sends this word; only this lane
+            // receives it, and only this exchange has it.
+            let value = unsafe { session.receive_block_word(first + from as u32, base + entry) };
+            match value.ok() {
+                // SAFETY: an entry of the table, which no other lane accesses before the barrier.
+                Some(value) => unsafe { table.add(entry).write(value) },
+                None => failed = true,
+            }
+        }
+        // The vote is a barrier, too.
+        !block.any(failed)
     }
 }
 

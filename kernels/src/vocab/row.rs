@@ -11,7 +11,8 @@ use fusewire_device::{Block, Element, Group, Machine, mem};
 use super::key::{Partial, base};
 use super::shared::{self, SUMS};
 use crate::fused::chunk;
-use crate::fused::row::{PARTIALS, table_sum};
+use crate::fused::row::table_sum;
+use crate::fused::stripe::PARTIALS;
 
 /// Columns that a lane processes at a time.
 pub(super) const CHUNK: usize = 8;

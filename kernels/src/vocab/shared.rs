@@ -4,7 +4,7 @@ use fusewire_device::arch::{self, MAX_LANES, MAX_WARPS};
 use fusewire_device::{Block, Machine};
 
 use super::MAX_K;
-use crate::fused::row::PARTIALS;
+use crate::fused::stripe::PARTIALS;
 
 /// Keys that are sorted at once.
 pub(super) const BUFFER: usize = 1024;

@@ -6,9 +6,9 @@ use bytemuck::Zeroable;
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{
-    BLOCKS_AT, BlockState, CONST_MAGIC, CONSTANTS_AT, CommConst, CommState, FailureRecord,
-    LAYOUT_VERSION, LINE, MAX_WINDOWS, NEAR_RANKS, NetContext, NetCounters, NetEntry, WindowConst,
-    WorkspaceConfig, WorkspaceLayout,
+    BLOCK_WORDS, BLOCKS_AT, BlockState, CONST_MAGIC, CONSTANTS_AT, CommConst, CommState,
+    FailureRecord, LAYOUT_VERSION, LINE, MAX_WINDOWS, NEAR_RANKS, NetContext, NetCounters,
+    NetEntry, WindowConst, WorkspaceConfig, WorkspaceLayout,
 };
 use fusewire_device::mem::model::{Kind, Model};
 use fusewire_device::net::{RESULT_BYTES, Requests};
@@ -168,6 +168,7 @@ impl MemoryImage {
             size: config.ranks,
             team,
             max_blocks: config.blocks,
+            blocks: config.blocks,
             packet_slot: config.packet_slot,
             channel_slot: config.channel_slot,
             channel_depth: config.channel_depth,
@@ -512,6 +513,11 @@ impl MemoryImage {
                 let arrived =
                     self.workspace(rank, core::mem::offset_of!(CommState, arrived) as u64);
                 model.register(arrived, 8, Kind::Own);
+                for block in 0..u64::from(self.config.blocks) {
+                    let at = self.layout.block_words + block * 8 * BLOCK_WORDS as u64;
+                    let bytes = 8 * self.config.blocks as usize;
+                    model.register(self.workspace(rank, at), bytes, Kind::Own);
+                }
             }
             if parts.words {
                 let bytes = 4 * self.config.ranks as usize;

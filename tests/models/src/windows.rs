@@ -40,6 +40,10 @@ pub enum Kernel {
     Grid,
     /// Every block writes words of this rank, and the last one to arrive reads those of all, twice.
     Last,
+    /// Every block sends a word to every other block, and receives one from each.
+    BlockWords,
+    /// Does what [`Kernel::BlockWords`] does twice with the same words, which is wrong.
+    BlockWordsTwice,
     /// Block 0 writes a word of this rank and counts, and the other blocks read the word after a
     /// wait for the counter.
     Counted,
@@ -127,6 +131,13 @@ impl Kernel {
                 ),
                 Self::Grid => grid__run(block, &GridParams { header, window }),
                 Self::Last => last__run(block, &LastParams { header, window }),
+                Self::BlockWords | Self::BlockWordsTwice => block_words__run(
+                    block,
+                    &BlockWordsParams {
+                        header,
+                        times: 1 + u32::from(self == Self::BlockWordsTwice),
+                    },
+                ),
                 Self::Counted => counted__run(block, &CountedParams { header, window }),
                 Self::FetchAdd | Self::CompareSwap => cells__run(
                     block,
@@ -169,6 +180,8 @@ impl Kernel {
                 | Self::Exchange
                 | Self::Grid
                 | Self::Last
+                | Self::BlockWords
+                | Self::BlockWordsTwice
                 | Self::Counted
                 | Self::FetchAdd
                 | Self::CompareSwap
@@ -401,6 +414,25 @@ fn last(s: &mut Session<impl Machine>, window: Window<u64>) -> Result<(), Aborte
             for other in 0..blocks {
                 assert_eq!(words.get(other), number(0, epoch, other), "step {step}");
             }
+        }
+    }
+    Ok(())
+}
+
+#[kernel]
+fn block_words(s: &mut Session<impl Machine>, times: u32) -> Result<(), Aborted> {
+    let (index, blocks) = (s.block().index(), s.block().count());
+    for time in 0..times {
+        let epoch = 2 * s.epoch() + u64::from(time);
+        let value = |block: u32| number(0, epoch, block as usize) as u32;
+        for other in (0..blocks).filter(|other| *other != index) {
+            // SAFETY: a block of this launch, and there are more words than blocks.
+            unsafe { s.send_block_word(other, index as usize, value(index)) };
+        }
+        for other in (0..blocks).filter(|other| *other != index) {
+            // SAFETY: as above.
+            let received = unsafe { s.receive_block_word(other, other as usize) };
+            assert_eq!(s.vote(received)?, value(other), "time {time}");
         }
     }
     Ok(())

@@ -145,14 +145,18 @@ mod models {
         let exchange = || vec![step(windows::Kernel::Exchange, 1); 30];
         vec![
             Entry::model(
-                "barriers and last of 6 blocks, 10 launches",
+                "barriers, last and words of 6 blocks, 15 launches",
                 Bound::Random(1000),
                 scenario(
                     blocks,
                     Blocks::Single,
-                    [windows::Kernel::Grid, windows::Kernel::Last]
-                        .map(|kernel| step(kernel, 1))
-                        .repeat(5),
+                    [
+                        windows::Kernel::Grid,
+                        windows::Kernel::Last,
+                        windows::Kernel::BlockWords,
+                    ]
+                    .map(|kernel| step(kernel, 1))
+                    .repeat(5),
                 ),
             ),
             Entry::model(

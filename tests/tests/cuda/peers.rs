@@ -50,7 +50,7 @@ fn sums(comm: &Communicator, x: &Tensor, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of blocks of the last all_reduce of 100,000 elements.
+/// Returns the number of blocks of the last all_reduce in two shots.
 fn blocks_of_last_launch(fake: &Fake) -> u64 {
     let launches = fake.launches(c"reduce_shards_f32_sum");
     let launches: Value = serde_json::from_str(&launches).expect("JSON");
@@ -140,6 +140,30 @@ fn all_ranks_use_the_blocks_of_the_smallest_gpu() {
                 _ => used,
             };
             assert_eq!(u64::from(alone.options().blocks), most);
+        }
+    });
+}
+
+#[test]
+fn large_operations_have_more_blocks() {
+    let test = "peers::large_operations_have_more_blocks";
+    let processors = |_| vec![("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "132".to_owned())];
+    two_processes(test, processors, |options| {
+        let fake = Fake::open().expect("the fake");
+        for (asked, large, used) in [(0, 0, [32, 16]), (3, 0, [3, 3]), (2, 5, [5, 2])] {
+            let mut options = options.clone().algorithm(Algorithm::TwoShot);
+            (options.blocks, options.large_blocks) = (asked, large);
+            let name = format!("{asked} and {large} blocks");
+            let comm = new_comm("fusewire", device(), &name, options).expect("both ranks");
+            for round in 0..2 {
+                // 4 MiB, and less.
+                for (count, used) in [1 << 20, (1 << 20) - 1].into_iter().zip(used) {
+                    let x = comm.alloc(DType::F32, count).expect("memory");
+                    sums(&comm, &x, "more blocks and fewer").expect("both ranks");
+                    let blocks = blocks_of_last_launch(&fake);
+                    assert_eq!(blocks, used, "{count} elements, round {round}, {name}");
+                }
+            }
         }
     });
 }

@@ -131,7 +131,7 @@ impl Lines {
         let mut lines = Self::default();
         fields!(lines, "fusewire_options" FusewireOptions: struct_size timeout_seconds staging_bytes
             packet_slot_bytes blocks threads algorithm any_order store_is_served abort_process
-            backend high_priority_stream max_object_bytes);
+            backend high_priority_stream max_object_bytes large_blocks);
         fields!(lines, "fusewire_norm" FusewireNorm: struct_size kind flags rows hidden dtype
             residual_dtype epsilon algorithm input weight bias residual residual_out output scaling
             scale_dtype scale scales scale_stride);

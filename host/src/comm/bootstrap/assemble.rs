@@ -41,8 +41,8 @@ pub(super) struct Parts {
     pub(super) workspaces: Vec<Memory>,
     /// Id and start time of each rank's process; `None` for a process on another host.
     pub(super) processes: Vec<Option<(u32, u64)>>,
-    /// Number of blocks of a launch.
-    pub(super) blocks: u32,
+    /// Maximum numbers of blocks of a launch and of a large one.
+    pub(super) blocks: (u32, u32),
     /// The ranks that share this rank's GPU, if Fusewire's kernels run on it.
     pub(super) shared: Option<SharedGpu>,
     /// Set if windows can have multicast addresses.
@@ -83,8 +83,8 @@ impl Communicator {
             multicast,
             backend,
         } = parts;
-        let requested_blocks = options.blocks;
-        options.blocks = blocks;
+        let requested_blocks = options.block_limits();
+        (options.blocks, options.large_blocks) = blocks;
         let workspace = workspaces[team_rank as usize].clone();
         let gpu = workspace.gpu().cloned();
         // Falls back to a hash of address and time if the system provides no random numbers.
@@ -134,7 +134,7 @@ impl Communicator {
             size: team_size,
             team_first,
             team_size: members,
-            max_blocks: options.blocks,
+            max_blocks: options.large_blocks,
             spins: options.testing.spins.unwrap_or(if on_gpu.is_some() {
                 GPU_SPINS
             } else if team_size <= cores() && options.testing.lanes == 1 {

@@ -6,7 +6,7 @@ use fusewire_device::group::cpu::{MAX_WARP, MAX_WARPS};
 use fusewire_device::layout::LAYOUT_VERSION;
 
 use crate::comm::MAX_SIZE;
-use crate::comm::on_gpu::BLOCKS;
+use crate::comm::on_gpu::{BLOCKS, LARGE_BLOCKS};
 use crate::cpu::{MAX_THREADS, is_warp};
 use crate::device::Device;
 use crate::digest;
@@ -42,9 +42,15 @@ impl Options {
 
     /// Returns the options with the device's defaults in place of zeros.
     pub(crate) fn resolved(mut self, device: Device) -> Self {
+        if !device.is_gpu() {
+            self.large_blocks = self.blocks;
+        } else if self.blocks == 0 && self.large_blocks == 0 {
+            self.large_blocks = LARGE_BLOCKS;
+        }
         if self.blocks == 0 {
             self.blocks = if device.is_gpu() { BLOCKS } else { 1 };
         }
+        self.large_blocks = self.large_blocks.max(self.blocks);
         if self.staging_bytes == 0 {
             self.staging_bytes = if device.is_gpu() { 8 << 20 } else { 1 << 20 };
         }
@@ -55,6 +61,11 @@ impl Options {
         self.timeout = self.timeout.min(LONGEST_TIMEOUT);
         self.bootstrap_timeout = self.bootstrap_timeout.map(|it| it.min(LONGEST_TIMEOUT));
         self
+    }
+
+    /// Returns the maximum numbers of blocks of a launch and of a large one.
+    pub(crate) fn block_limits(&self) -> (u32, u32) {
+        (self.blocks, self.large_blocks)
     }
 
     /// Returns the bytes of a packet slot in a communicator of `size` ranks: fewer than
@@ -87,8 +98,9 @@ pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Opti
     if team == 0 || !size.is_multiple_of(team) {
         return refuse(format!("{size} ranks in teams of {team}"));
     }
-    if options.blocks == 0 || options.blocks > 64 {
-        return refuse(format!("{} blocks; 1 to 64 are possible", options.blocks));
+    let most = options.large_blocks;
+    if options.blocks == 0 || most > 64 {
+        return refuse(format!("{most} blocks; 1 to 64 are possible"));
     }
     if let Some(reason) = options.determinism.refuses(options.algorithm) {
         return refuse(reason.to_owned());
@@ -165,6 +177,7 @@ pub(in crate::comm) fn agreed_hash(size: u32, options: &Options) -> u64 {
         testing.grid_mode as u64,
         options.max_object_bytes,
         u64::from(options.blocks),
+        u64::from(options.large_blocks),
         u64::from(options.threads),
         u64::from(testing.lanes),
         u64::from(testing.warp),

@@ -133,7 +133,7 @@ impl Communicator {
         let multicast = multicast::is_possible(&infos);
         config.check_kinds(&infos)?;
         config.check_multi_rank_grid_of(infos.iter().map(|info| &info.memory))?;
-        let (mut blocks, mut shared) = (config.options.blocks, None);
+        let (mut blocks, mut shared) = (config.options.block_limits(), None);
         let workspaces = if let Some(residency) = residency {
             // Keeps the workspace alive until all ranks have agreed, because other ranks map it
             // even if this rank is refused.
@@ -190,7 +190,7 @@ impl Communicator {
             oversubscribed: false,
             workspaces: vec![workspace],
             processes: Vec::new(),
-            blocks: config.options.blocks,
+            blocks: config.options.block_limits(),
             shared: None,
             multicast: false,
             backend: Some(backend),

@@ -13,7 +13,8 @@ pub(super) fn layout(size: u32, options: &Options) -> WorkspaceLayout {
     WorkspaceLayout::new(&WorkspaceConfig {
         size,
         team: options.team(size),
-        max_blocks: options.blocks,
+        max_blocks: options.large_blocks,
+        blocks: options.blocks,
         packet_slot: options.packet_slot(size),
         channel_slot: options.channel_slot_bytes,
         channel_depth: options.channel_depth,
@@ -48,7 +49,7 @@ pub(super) fn write_state(
     progress.call = options.testing.first_epoch << 40;
     progress.count = options.testing.first_epoch << 48;
     progress.step = options.testing.first_epoch << 40;
-    for block in 0..u64::from(options.blocks) {
+    for block in 0..u64::from(options.large_blocks) {
         // SAFETY: no other rank and no kernel accesses the new workspace yet.
         unsafe {
             workspace.write(BLOCKS_AT + block * LINE, bytemuck::bytes_of(&block_state))?;

@@ -67,8 +67,15 @@ impl Communicator {
         };
         let kernel = on_gpu.gpu().kernel(info)?;
         let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
-        let mut shape = on_gpu.shape(kernel, self.inner.group.options.blocks);
-        shape.blocks = shape.blocks.min(prepared.grid.blocks);
+        let (blocks, large) = self.inner.group.options.block_limits();
+        let most = match prepared.grid.is_large {
+            true => large,
+            false => blocks,
+        };
+        let mut shape = on_gpu.shape(kernel, most.min(prepared.grid.blocks));
+        if shape.blocks > blocks {
+            on_gpu.check_stream(&self.stream, shape.blocks)?;
+        }
         shape.threads = shape.threads.min(prepared.grid.threads);
         let mut attributes = prepared.attributes.unwrap_or_default();
         // The driver refuses a cooperative launch whose blocks are not resident together. On the

@@ -229,6 +229,12 @@ fn kernels() -> Vec<Entry> {
         None,
         single(two(SIGNALS), vec![rows; 2]),
     ));
+    entries.push(Entry::control(
+        "control: words of blocks that are sent twice in a launch",
+        BOUND,
+        None,
+        grid(windows::Kernel::BlockWordsTwice, 2, 1),
+    ));
     entries
 }
 

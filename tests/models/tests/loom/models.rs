@@ -551,6 +551,16 @@ fn grids() -> Vec<Entry> {
             Bound::Preemptions(2),
             grid(Kernel::Last, 3, 1),
         ),
+        Entry::model(
+            "words of 2 blocks, 2 launches",
+            Bound::Preemptions(3),
+            grid(Kernel::BlockWords, 2, 2),
+        ),
+        Entry::model(
+            "words of 3 blocks, 1 launch",
+            Bound::Preemptions(2),
+            grid(Kernel::BlockWords, 3, 1),
+        ),
     ]
 }
 

@@ -82,6 +82,29 @@ fn lanes_give_the_same_bits() {
     }
 }
 
+/// Several blocks share a row if there are fewer rows than blocks.
+#[test]
+fn several_blocks_share_a_row() {
+    let wide = [(1, 4104), (0, 4096), (2, 4104)];
+    let runs = [
+        // Eight stripes, of which the first has a chunk more. A lane has several entries.
+        (8, 32, 2, DType::Bf16, &wide[..if full() { 3 } else { 1 }]),
+        (5, 64, 3, DType::F32, &[(2, 2744)][..]),
+    ];
+    for (blocks, lanes, ranks, dtype, shapes) in runs {
+        let setup = Setup {
+            blocks,
+            lanes: if device().is_gpu() { 1 } else { lanes },
+            staging: 256 << 10,
+            ..Setup::new(ranks)
+        };
+        let mut list = cases(dtype, shapes);
+        list.retain(|case| case.route == Route::AllReduce(Algorithm::Packet));
+        assert!(!list.is_empty(), "no packets");
+        run(&setup, &list);
+    }
+}
+
 #[test]
 fn graphs_replay_with_changing_inputs() {
     let setup = Setup {
