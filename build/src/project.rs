@@ -54,7 +54,7 @@ pub struct Project {
 /// instructions = 3000
 /// registers = 128
 /// dependent-loads = 3
-/// alias-fences = 0
+/// alias-fences = 2
 ///
 /// [package.metadata.fusewire.shims]
 /// nvptx = ["shims/nvptx.ll"]
@@ -118,9 +118,10 @@ pub struct Budget {
     /// before returned.
     #[serde(default)]
     pub dependent_loads: Option<usize>,
-    /// Maximum number of alias fences, which order accesses by multicast with others.
+    /// Maximum number of alias fences, which order accesses by multicast with others. By default,
+    /// there must be none.
     #[serde(default)]
-    pub alias_fences: Option<usize>,
+    pub alias_fences: usize,
 }
 
 /// An exemption from a rule of the verifier.

@@ -391,34 +391,25 @@ fn is_large(op: &Op, algorithm: Algorithm) -> bool {
     moves && !packets && op.bytes() as u64 >= LARGE_BYTES
 }
 
-/// Least number of elements of a row for each block that shares it.
-const LEAST_STRIPE: usize = 512;
+/// Least number of elements of a row that several blocks share. All stripes of such a row have
+/// elements. A lane then has fewer of them, which saves more than the exchange between the blocks
+/// costs, by the counts of `fusewire-benches trips`.
+const LEAST_SHARED: usize = 4096;
 
-/// Least number of elements of a row on all ranks together, if several blocks share it. With fewer,
-/// the exchange between the blocks costs more than it saves, by the counts of `fusewire-benches
-/// trips`.
-const LEAST_SHARED: usize = 8192;
-
-/// Returns the binary logarithm of the number of blocks that share a row of a fused norm. Rows that
-/// are fewer than the blocks of a launch are divided, because a row by one block takes several
-/// times as long as its packets need.
+/// Returns the binary logarithm of the number of blocks that share a row of a fused norm: as many
+/// as the launch has for each row.
 fn stripe_bits(op: &Op, agreed: &Agreed<'_>, algorithm: Algorithm) -> u32 {
     let Op::AllReduceNorm { rows, hidden, .. } = *op else {
         return 0;
     };
     // On a CPU, blocks of one lane run one after the other.
     let run_together = agreed.machine.gpu || agreed.options.testing.lanes > 1;
-    if !run_together || algorithm != Algorithm::Packet {
+    if !run_together || algorithm != Algorithm::Packet || hidden < LEAST_SHARED {
         return 0;
     }
     let blocks = agreed.options.blocks as usize;
-    if hidden.saturating_mul(agreed.ranks as usize) < LEAST_SHARED {
-        return 0;
-    }
-    (0..=MOST_STRIPE_BITS)
-        .rev()
-        .find(|bits| rows <= blocks >> bits && hidden >> bits >= LEAST_STRIPE)
-        .unwrap_or(0)
+    let fits = |bits: &u32| rows <= blocks >> bits;
+    (0..=MOST_STRIPE_BITS).rev().find(fits).unwrap_or(0)
 }
 
 /// Returns true if the plan uses multicast instead of the algorithm `otherwise`.
@@ -738,8 +729,6 @@ mod tests {
             let found = plan_of(&agreed, rows, hidden);
             assert_eq!(found, expected, "{rows} rows of {hidden}");
         }
-        // With more ranks, a block that has a row alone would move more bytes.
-        assert_eq!(plan_of(&gpus(4, &options), 1, 2048), (2, 4, 192));
         // Only packets are exchanged between blocks, and only blocks that run at the same time.
         let signal = Agreed {
             wanted: Algorithm::Signal,

@@ -36,8 +36,13 @@ pub(super) fn budget(image: &Image) -> Vec<Violation> {
             add(format!("{} registers; at most {most}", used.registers));
         }
         let ir = image.ir.iter().find(|it| it.name == entry.name);
-        let loads = ir.map_or(0, chains::longest);
-        if let Some(most) = budget.dependent_loads.filter(|&most| loads > most) {
+        let loads = ir.map(chains::longest);
+        if loads.is_none() && budget.dependent_loads.is_some() {
+            add("its IR is missing, so that its loads cannot be counted".to_owned());
+        }
+        if let (Some(loads), Some(most)) = (loads, budget.dependent_loads)
+            && loads > most
+        {
             let or_more = if loads == ENDLESS { " or more" } else { "" };
             add(format!(
                 "{loads}{or_more} loads, each from an address that the one before returned; at \
@@ -46,7 +51,8 @@ pub(super) fn budget(image: &Image) -> Vec<Violation> {
         }
         let is_fence = |code: &str| code.starts_with("fence.proxy.alias");
         let fences = entry.instructions().filter(|it| is_fence(it.0)).count();
-        if let Some(most) = budget.alias_fences.filter(|&most| fences > most) {
+        if fences > budget.alias_fences {
+            let most = budget.alias_fences;
             add(format!("{fences} alias fences; at most {most}"));
         }
     }
@@ -85,7 +91,7 @@ mod tests {
                 instructions,
                 registers,
                 dependent_loads: None,
-                alias_fences: None,
+                alias_fences: 0,
             }],
             files: Vec::new(),
             refused: None,

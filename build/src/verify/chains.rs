@@ -1,8 +1,9 @@
 //! Chains of dependent loads: loads whose address comes from the load before.
 //!
 //! A GPU waits for each load of a chain in turn, as long as for a trip to the L2 cache. The
-//! analysis follows the values of optimised LLVM IR. It does not follow them through shared memory
-//! or through comparisons, and not the order that control flow and fences impose.
+//! analysis follows the values of optimised LLVM IR. It does not follow them through shared memory,
+//! comparisons or functions that are not inlined, and not the order that control flow and fences
+//! impose. An address that may be in shared memory counts as one.
 
 use std::collections::HashMap;
 
@@ -68,7 +69,7 @@ fn value(operation: &str, values: &HashMap<&str, Value>) -> Value {
             ..before
         };
     }
-    if is_shared || is_asm && operation.contains(".shared.") {
+    if is_shared || is_asm && operation.contains(".shared") {
         return Value::default();
     }
     Value {

@@ -19,9 +19,9 @@ pub(super) struct Group {
     pub(super) rank: u32,
     pub(super) size: u32,
     pub(super) device: Device,
-    /// The options. `blocks` is the number on which the ranks agreed.
+    /// The options. `blocks` and `large_blocks` are the numbers on which the ranks agreed.
     pub(super) options: Options,
-    /// `Options::blocks` as the caller chose it.
+    /// `Options::blocks` and `Options::large_blocks` as the caller chose them.
     pub(super) requested_blocks: (u32, u32),
     /// Set if the ranks outnumber the CPU cores of rank 0's host; rank 0 broadcasts the value.
     pub(super) oversubscribed: bool,

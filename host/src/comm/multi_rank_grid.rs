@@ -124,7 +124,7 @@ impl CommConfig {
             threads => threads,
         };
         let image = gpu.multi_rank_grid(&grid_kernels())?;
-        image.check_resident(&gpu, self.options.blocks, threads, self.size)
+        image.check_resident(&gpu, self.options.large_blocks, threads, self.size)
     }
 
     /// Returns the grid of these ranks. Rank 0 creates it and broadcasts its number.

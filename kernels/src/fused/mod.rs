@@ -264,12 +264,13 @@ impl BlockRows {
         let end = len as usize * size_of::<T>();
         let is_inside = start <= end && bytes <= end - start;
         let chunk = CHUNK * size_of::<T>();
-        let bytes = if is_inside && stripe.bits != 0 {
-            stripe.chunks((row / chunk) as u32) as usize * chunk
-        } else if is_inside {
-            bytes
-        } else {
-            0
+        let bytes = match is_inside {
+            // The block has one row.
+            true if stripe.bits != 0 && rows != 0 => {
+                stripe.chunks((row / chunk) as u32) as usize * chunk
+            }
+            true => bytes,
+            false => 0,
         };
         let within = stripe.lanes().start as usize * chunk;
         let at = at.wrapping_add(start.wrapping_add(within));

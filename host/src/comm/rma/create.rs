@@ -141,7 +141,7 @@ impl Communicator {
             numbers: [signals, counters, barriers, cells],
         };
         outside.agree_on_window(&args, tensor.as_ref().ok(), PeerAccess::Write)?;
-        let blocks = self.inner.executor.constants.max_blocks;
+        let blocks = self.options().blocks;
         let pad_bytes = signal_pad_bytes(size, blocks, signals, counters, barriers, cells).max(8);
         let parts = tensor.clone().and_then(|tensor| {
             let pad = Memory::create(self.device(), pad_bytes, "fusewire-window")?;

@@ -86,7 +86,7 @@ impl Communicator {
                 "batches of {batch} rows of {width} elements; both must be at least 1"
             ));
         }
-        let blocks = self.inner.executor.constants.max_blocks;
+        let blocks = self.options().blocks;
         let rows = batch.max(4).checked_next_power_of_two();
         let rings = rows
             .and_then(|rows| rows.checked_mul(4))

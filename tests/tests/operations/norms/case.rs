@@ -349,7 +349,8 @@ fn residual(case: Case, comm: &Communicator, round: u64) -> Vec<u8> {
 
 pub(super) fn options(setup: &Setup) -> Options {
     let mut options = setup.options();
-    options.packet_slot_bytes = 32 << 10;
+    // Room for a row of 4104 elements of f32.
+    options.packet_slot_bytes = 40 << 10;
     options.staging_bytes = setup.staging;
     options
 }

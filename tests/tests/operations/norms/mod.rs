@@ -88,8 +88,8 @@ fn several_blocks_share_a_row() {
     let wide = [(1, 4104), (0, 4096), (2, 4104)];
     let runs = [
         // Eight stripes, of which the first has a chunk more. A lane has several entries.
-        (8, 32, 2, DType::Bf16, &wide[..if full() { 3 } else { 1 }]),
-        (5, 64, 3, DType::F32, &[(2, 2744)][..]),
+        (8, 32, 2, DType::Bf16, &wide[..if full() { 3 } else { 2 }]),
+        (5, 64, 3, DType::F32, &[(2, 4104)][..]),
     ];
     for (blocks, lanes, ranks, dtype, shapes) in runs {
         let setup = Setup {
