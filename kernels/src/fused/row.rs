@@ -853,8 +853,8 @@ unsafe fn put_partials<M: Machine>(
     while lane < lanes.end {
         let (warp, within) = (lane / VIRTUAL_WARP as u32, lane % VIRTUAL_WARP as u32);
         let (mut k, mut sum) = (within / 4, 0.0);
-        // All lanes of a warp have the same condition.
-        if lane - within < chunks {
+        // All lanes of a warp, of up to 64, have the same condition.
+        if lane - lane % 64 < chunks {
             let mut acc = [0f32; CHUNK];
             let mut index = lane;
             while index < chunks {
