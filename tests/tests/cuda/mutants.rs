@@ -404,7 +404,7 @@ signal | ld.acquire.sys 0 | .sys => .gpu | Race | the entry wait has device scop
 signal | bar.sync 1 | delete | Race Uninitialized | no barrier before the entry signal
 signal | bar.sync 2 | delete | Race | no barrier before the exit signal
 signal | bar.red 1 | delete | Race Uninitialized | no vote after the entry wait
-signal | bar.sync 1 | diverge | Divergence Uninitialized Race | a barrier before a signal in a branch
+signal | bar.sync 1 | diverge | Divergence Uninitialized Race | the entry barrier in a branch
 signal | ld.global.L1 0 | ld.global. => ld.global.nc. | Constant | the input is read as a constant
 signal | st.global.v2.b64 0 | shift | Address Race | the output goes to another element
 nvls | st.release.sys 0 | .release => .relaxed | Race | the entry signal is relaxed
