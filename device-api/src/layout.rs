@@ -6,9 +6,10 @@
 //! offsets of the arrays that follow.
 //!
 //! ```text
-//! workspace: CommState | CommConst | block state[block] | progress[block] | dead ranks |
-//! mirrors[rank] | inbox[block][rank] | words[block] | packet slots[block][parity][rank] |
-//! channels[block][member] | staging in | staging out
+//! workspace: CommState | CommConst | block state[block] | progress[block] | dead ranks
+//!            | mirrors[rank] | inbox[block][rank] | words[block]
+//!            | packet slots[block][parity][rank] | channels[block][member] | staging in
+//!            | staging out
 //! ```
 //!
 //! A *member* is the position of a rank in its team. No table has a length that is fixed at compile

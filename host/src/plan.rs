@@ -369,8 +369,7 @@ fn grid(op: &Op, agreed: &Agreed<'_>, algorithm: Algorithm) -> PlannedGrid {
     }
 }
 
-/// Least size in bytes of an operation with more blocks. From this size on, 16 blocks do not copy
-/// as fast as a GPU can.
+/// Least size in bytes of an operation with more blocks. Not measured.
 const LARGE_BYTES: u64 = 4 << 20;
 
 /// Returns true if an operation can have more blocks than others, because it is large. Its size
@@ -735,9 +734,18 @@ mod tests {
             ..agreed
         };
         assert_eq!(plan_of(&signal, 1, 7168).0, 0);
-        let mut cpu = agreed;
+        let packets = Agreed {
+            wanted: Algorithm::Packet,
+            ..agreed
+        };
+        assert_eq!(plan_of(&packets, 1, 4096).0, 3);
+        let mut cpu = packets;
         cpu.machine.gpu = false;
-        assert_eq!(plan_of(&cpu, 1, 256).0, 0);
+        assert_eq!(plan_of(&cpu, 1, 4096).0, 0);
+        let mut lanes = options.clone();
+        lanes.testing.lanes = 64;
+        cpu.options = &lanes;
+        assert_eq!(plan_of(&cpu, 1, 4096).0, 3);
     }
 
     #[test]
@@ -780,7 +788,7 @@ mod tests {
         let agreed = gpus(4, &options);
         let gather = all_gather(2 << 20);
         assert_eq!(plan(&gather, &agreed).blocks, 32);
-        // The ranks of this operation know different sizes.
+        // Channels have places for fewer blocks.
         let (count, dtype) = (4 << 20, DType::Bf16);
         let send = Op::Send {
             count,

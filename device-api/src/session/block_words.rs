@@ -25,7 +25,8 @@ impl<M: Machine> Session<M> {
     /// lane.
     ///
     /// # Safety
-    /// `to` must be a block of this launch, and `word` below [`BLOCK_WORDS`].
+    /// `to` must be a block of this launch, which must have at most `Options::blocks` blocks.
+    /// `word` must be below [`BLOCK_WORDS`].
     #[inline(always)]
     pub unsafe fn send_block_word(&self, to: u32, word: usize, value: u32) {
         let at = self.block_word(to, word);
@@ -44,7 +45,7 @@ impl<M: Machine> Session<M> {
     /// be for the same word. By any lane.
     ///
     /// # Safety
-    /// `word` must be below [`BLOCK_WORDS`].
+    /// The launch must have at most `Options::blocks` blocks. `word` must be below [`BLOCK_WORDS`].
     #[inline(always)]
     pub unsafe fn receive_block_word(&self, from: u32, word: usize) -> Unvoted<u32> {
         let at = self.block_word(self.block().index(), word);

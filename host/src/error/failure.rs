@@ -709,6 +709,29 @@ mod tests {
     }
 
     #[test]
+    fn a_missing_part_of_a_row_names_the_block() {
+        let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
+        record.kind = FailureKind::Timeout as u64;
+        record.call = Call::new(
+            Operation::AllReduceNorm,
+            DType::Bf16 as u8,
+            0,
+            0,
+            0xffff,
+            7168,
+        )
+        .0;
+        (record.sequence, record.count) = (3, 7168);
+        (record.wait_kind, record.expected) = (BLOCK_WORD, 5 << 32 | 17);
+        (record.awaited, record.blamed) = (2, 2);
+        record.elapsed_ns = 1_500_000_000;
+        let text = Failure::decode("world", 2, 4, &record).to_string();
+        let start = "communicator \"world\": rank 2 in all_reduce_norm #3 (7168 bf16): timed out \
+                     after 1.500 s waiting for block 5 of this launch, which handles another part";
+        assert!(text.starts_with(start), "{text}");
+    }
+
+    #[test]
     fn transfers_count_elements() {
         for operation in [
             Operation::Send,
