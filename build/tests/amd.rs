@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 
 use fusewire_build::code_objects::{self, CodeObject};
 use fusewire_build::text::disassembly::{Disassembly, Instruction};
+use fusewire_build::verify::Violation;
 use fusewire_build::verify::amd::{self, ACQUIRE, PARITY, RELEASE, SCOPE, WAIT};
 use fusewire_build::{Target, Target::Gfx90a, Target::Gfx942, toolchain};
 
@@ -92,6 +93,8 @@ type Mutant = (
 );
 
 const SUM: &str = "reduce_whole_f32_sum";
+const SHARDS: &str = "reduce_shards_f32_sum";
+const PACKET: &str = "all_reduce_packet_f32_sum";
 const SIGNAL_42: &str = "buffer_wbl2 sc0 sc1;s_waitcnt vmcnt(0);global_store_dwordx2";
 const RECORD_42: &str =
     "buffer_wbl2 sc0 sc1;s_waitcnt vmcnt(0);global_store_dwordx2;flat_load_dword";
@@ -103,7 +106,8 @@ const POLL_90: &str =
 const SWAP_42: &str = "global_atomic_cmpswap;s_waitcnt vmcnt(0);buffer_inv sc0 sc1";
 const SWAP_90: &str = "global_atomic_cmpswap;s_waitcnt vmcnt(0);buffer_invl2";
 const BEFORE_SWAP: &str = "buffer_wbl2 sc0 sc1;s_waitcnt;global_atomic_cmpswap";
-const IN_LOOP: &str = "buffer_wbl2 sc0 sc1;s_waitcnt vmcnt(0);s_waitcnt lgkmcnt(0);buffer_inv";
+const IN_LOOP: &str = "s_waitcnt lgkmcnt(0);s_barrier;s_waitcnt vmcnt(0);buffer_inv";
+const PUBLISH: &str = "s_waitcnt vmcnt(0) lgkmcnt(0);s_barrier";
 const BARRIER: &str = "ds_write;s_waitcnt lgkmcnt(0);s_barrier";
 const SCALAR: &str = "s_waitcnt lgkmcnt(0)";
 const READ: &str = "ds_read_b64;s_waitcnt lgkmcnt(0)";
@@ -121,8 +125,10 @@ const MUTANTS: &[Mutant] = &[
     ("no wait for a write-back", Gfx942, "batch", RELEASE, (SIGNAL_42, 1), Delete),
     ("no wait for a write-back", Gfx90a, "batch", RELEASE, (SIGNAL_90, 1), Delete),
     ("a weak wait for a write-back", Gfx942, "send", RELEASE, (SIGNAL_42, 1), Weaken("vmcnt(")),
-    ("no wait in a fence before a barrier", Gfx942, SUM, RELEASE, (FENCE, 1), Delete),
-    ("no wait in a fence in a loop", Gfx942, "window_wait", RELEASE, (IN_LOOP, 1), Delete),
+    ("no wait in a fence before a barrier", Gfx942, PACKET, RELEASE, (FENCE, 1), Delete),
+    ("no wait in a fence in a loop", Gfx942, "window_wait", ACQUIRE, (IN_LOOP, 2), Delete),
+    ("no wait for data before a barrier", Gfx942, SHARDS, RELEASE, (PUBLISH, 0), Delete),
+    ("a weak wait for data before a barrier", Gfx942, SHARDS, RELEASE, (PUBLISH, 0), Weaken("vmcnt(")),
     ("no wait for LDS before a barrier", Gfx942, SUM, RELEASE, (BARRIER, 1), Delete),
     ("no write-back before a signal", Gfx942, "batch", RELEASE, (RECORD_42, 0), Delete),
     ("no write-back before a signal", Gfx90a, "batch", PARITY, (SIGNAL_90, 0), Delete),
@@ -181,7 +187,10 @@ fn mutants_are_found() {
             (target, &mutant),
         ]));
         let address = mutant.instructions[place].address;
-        let is_found = found.iter().any(|violation| violation.rule == rule);
+        // Some violations are exempt.
+        let before = amd::check(target, find(target, kernel));
+        let is_new = |it: &Violation| !before.iter().any(|old| old.detail == it.detail);
+        let is_found = found.iter().any(|it| it.rule == rule && is_new(it));
         if !is_found {
             missed.push(format!("{name}: {found:?} at {address:#x}"));
         }

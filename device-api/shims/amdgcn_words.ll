@@ -603,19 +603,61 @@ define i64 @fusewire_cas_64_release_workgroup(ptr %at, i64 %expected, i64 %new) 
   ret i64 %r
 }
 
-define void @fusewire_fence() #0 {
+define void @fusewire_fence_acquire() #0 {
+  fence acquire
+  ret void
+}
+
+define void @fusewire_fence_acquire_agent() #0 {
+  fence syncscope("agent") acquire
+  ret void
+}
+
+define void @fusewire_fence_acquire_workgroup() #0 {
+  fence syncscope("workgroup") acquire
+  ret void
+}
+
+define void @fusewire_fence_release() #0 {
+  fence release
+  ret void
+}
+
+define void @fusewire_fence_release_agent() #0 {
+  fence syncscope("agent") release
+  ret void
+}
+
+define void @fusewire_fence_release_workgroup() #0 {
+  fence syncscope("workgroup") release
+  ret void
+}
+
+define void @fusewire_fence_acq_rel() #0 {
   fence acq_rel
   ret void
 }
 
-define void @fusewire_fence_agent() #0 {
+define void @fusewire_fence_acq_rel_agent() #0 {
   fence syncscope("agent") acq_rel
   ret void
 }
 
-define void @fusewire_fence_workgroup() #0 {
+define void @fusewire_fence_acq_rel_workgroup() #0 {
   fence syncscope("workgroup") acq_rel
   ret void
 }
 
+; Waits until the wave's accesses to global memory are complete: vmcnt(0), and no limit for the other
+; counters. LLVM omits this wait from the release of a block, because the waves of a block see their
+; stores in order. The fence keeps stores from moving behind the wait.
+declare void @llvm.amdgcn.s.waitcnt(i32 immarg) #1
+
+define void @fusewire_complete() #0 {
+  fence syncscope("workgroup") release
+  call void @llvm.amdgcn.s.waitcnt(i32 3952)
+  ret void
+}
+
 attributes #0 = { alwaysinline nounwind }
+attributes #1 = { nounwind }

@@ -429,6 +429,7 @@ mod tests {
             for id in 0..2u64 {
                 windows.extend([BYTES, 0]);
                 windows.extend((first..first + team).map(|rank| part(rank) + id));
+                windows.resize((id + 1) as usize * stride as usize / 8, 0);
             }
             let workspaces: Vec<u64> = (first..first + team).map(part).collect();
             let constants = Box::new(CommConst {

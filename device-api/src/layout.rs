@@ -31,8 +31,8 @@ pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 pub const LAYOUT_VERSION: u32 = 9;
 /// Greatest number of ranks of a team whose workspace addresses a block keeps in its shared memory.
 pub const NEAR_RANKS: usize = 64;
-/// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is
-/// the workspace.
+/// Greatest number of windows of a communicator: those that exist, and ended ones to which graphs may
+/// refer. Window 0 is the workspace.
 pub const MAX_WINDOWS: usize = 1024;
 /// Offset of the [`CommConst`] in a workspace.
 pub const CONSTANTS_AT: u64 = 256;
@@ -160,9 +160,11 @@ pub struct WindowConst {
 }
 
 impl WindowConst {
-    /// Returns the bytes of an entry of the table of windows, for a team of `members` ranks.
+    /// Returns the bytes of an entry of the table of windows, for a team of `members` ranks: whole
+    /// cache lines of a GPU. A kernel that has read an entry therefore has no old copy of another
+    /// one, which the host may write meanwhile.
     pub const fn stride(members: u32) -> u64 {
-        size_of::<Self>() as u64 + 8 * members as u64
+        (size_of::<Self>() as u64 + 8 * members as u64).next_multiple_of(128)
     }
 }
 

@@ -278,7 +278,7 @@ impl Slots {
             unit += lanes;
         }
         if session.comm().is_split() {
-            block.publish(Scope::System);
+            block.publish();
             let mut peer = block.rank();
             while peer < ranks {
                 if let Some(ring) = session.network_to(peer) {

@@ -873,7 +873,7 @@ impl<M: Machine> Session<M> {
     #[inline(always)]
     #[track_caller]
     pub fn publish(&mut self) {
-        self.block.publish(Scope::System);
+        self.block.publish();
         self.advance();
     }
 

@@ -123,7 +123,7 @@ impl FlaggedTiles<'_> {
         units: usize,
     ) {
         let block = session.block();
-        block.publish(Scope::Device);
+        block.publish();
         let index = rank as usize * self.per_rank + tile;
         if !block.is_leader() {
             return;

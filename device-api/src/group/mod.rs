@@ -47,7 +47,9 @@ pub trait Machine: Copy {
     /// True if the block's barrier is cumulative: writes before it are covered by any later release
     /// in the block, and acquires before it by any later read. This holds on NVIDIA (PTX's
     /// causality order goes through barriers, and releases are cumulative) and on CPUs. Otherwise
-    /// every lane executes its own fence (AMD: a wave's fence does not drain the other waves).
+    /// every lane completes its writes before a barrier, and executes a fence after it to acquire
+    /// (AMD: a wave's fence does not await the writes of other waves; its write-back covers them
+    /// once they are complete).
     const CUMULATIVE: bool;
 
     /// Index of this lane in its block.
@@ -128,10 +130,11 @@ pub trait Group: Copy + sealed::Sealed {
         self.rank() == 0
     }
 
-    /// Waits until all lanes of the group have entered. A later release to `scope` by a lane of the
-    /// group covers what all of them wrote before. Collective over the group.
+    /// Waits until all lanes of the group have entered. A later release by a lane of the group, by
+    /// a store or atomic of any scope, covers what all of them wrote before. Publishes nothing by
+    /// itself. Collective over the group.
     #[track_caller]
-    fn publish(self, scope: Scope);
+    fn publish(self);
 
     /// States that `values` are equal on all lanes of the group. Emulated lanes of a block compare
     /// them at their next barrier.
@@ -178,7 +181,7 @@ impl Group for Thread {
     };
 
     #[inline(always)]
-    fn publish(self, _scope: Scope) {}
+    fn publish(self) {}
     #[inline(always)]
     fn rank(self) -> u32 {
         0
@@ -191,11 +194,11 @@ impl Group for Thread {
     fn sync(self) {}
 }
 
-/// Covers this lane's writes before a barrier that is not cumulative.
+/// Lets a release by another lane, after a barrier that is not cumulative, cover this lane's writes.
 #[inline(always)]
-fn release<M: Machine>(scope: Scope) {
+fn complete<M: Machine>() {
     if !M::CUMULATIVE {
-        mem::fence(Order::Release, scope);
+        mem::complete();
     }
 }
 
@@ -208,8 +211,8 @@ impl<M: Machine> Group for Warp<M> {
 
     #[inline(always)]
     #[track_caller]
-    fn publish(self, scope: Scope) {
-        release::<M>(scope);
+    fn publish(self) {
+        complete::<M>();
         self.sync();
     }
     #[inline(always)]
@@ -267,8 +270,8 @@ impl<M: Machine> Group for Block<M> {
 
     #[inline(always)]
     #[track_caller]
-    fn publish(self, scope: Scope) {
-        release::<M>(scope);
+    fn publish(self) {
+        complete::<M>();
         self.sync();
     }
     #[inline(always)]

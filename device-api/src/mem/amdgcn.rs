@@ -201,24 +201,41 @@ words!(
 );
 
 unsafe extern "unadjusted" {
-    safe fn fusewire_fence();
-    safe fn fusewire_fence_agent();
-    safe fn fusewire_fence_workgroup();
+    safe fn fusewire_fence_acquire();
+    safe fn fusewire_fence_acquire_agent();
+    safe fn fusewire_fence_acquire_workgroup();
+    safe fn fusewire_fence_release();
+    safe fn fusewire_fence_release_agent();
+    safe fn fusewire_fence_release_workgroup();
+    safe fn fusewire_fence_acq_rel();
+    safe fn fusewire_fence_acq_rel_agent();
+    safe fn fusewire_fence_acq_rel_workgroup();
+    safe fn fusewire_complete();
     fn fusewire_load_packets(at: *const u64) -> u128;
 }
 
-/// Executes a fence. [`Order::Relaxed`] does nothing; every other order is both acquire and
-/// release.
+/// Executes a fence. [`Order::Relaxed`] does nothing.
 #[inline(always)]
 pub fn fence(order: Order, scope: Scope) {
-    if order == Order::Relaxed {
-        return;
+    match (order, scope) {
+        (Order::Relaxed, _) => {}
+        (Order::Acquire, Scope::Block) => fusewire_fence_acquire_workgroup(),
+        (Order::Acquire, Scope::Device) => fusewire_fence_acquire_agent(),
+        (Order::Acquire, Scope::System) => fusewire_fence_acquire(),
+        (Order::Release, Scope::Block) => fusewire_fence_release_workgroup(),
+        (Order::Release, Scope::Device) => fusewire_fence_release_agent(),
+        (Order::Release, Scope::System) => fusewire_fence_release(),
+        (Order::AcqRel, Scope::Block) => fusewire_fence_acq_rel_workgroup(),
+        (Order::AcqRel, Scope::Device) => fusewire_fence_acq_rel_agent(),
+        (Order::AcqRel, Scope::System) => fusewire_fence_acq_rel(),
     }
-    match scope {
-        Scope::Block => fusewire_fence_workgroup(),
-        Scope::Device => fusewire_fence_agent(),
-        Scope::System => fusewire_fence(),
-    }
+}
+
+/// Waits until the writes of this wave have reached the cache that the waves of a block share. A
+/// write-back by another wave of the block covers them after a barrier.
+#[inline(always)]
+pub fn complete() {
+    fusewire_complete();
 }
 
 /// Reads two packets of 8 bytes in one access; each is atomic by itself, without ordering.

@@ -141,6 +141,10 @@ pub fn fence(order: Order, _scope: Scope) {
     }
 }
 
+/// Does nothing: a barrier covers the writes of all lanes.
+#[inline(always)]
+pub fn complete() {}
+
 /// Reads two packets of 8 bytes; each is atomic by itself, with acquire ordering where that is
 /// free (CPU) and none on a GPU.
 ///

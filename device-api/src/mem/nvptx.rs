@@ -217,6 +217,10 @@ pub fn fence(order: Order, scope: Scope) {
     }
 }
 
+/// Does nothing: a barrier covers the writes of all lanes.
+#[inline(always)]
+pub fn complete() {}
+
 /// Reads two packets of 8 bytes in one access; each is atomic by itself, without ordering.
 ///
 /// # Safety

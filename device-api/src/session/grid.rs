@@ -38,7 +38,7 @@ impl<M: Machine> Session<M> {
             return Err(self.refuse(FailureKind::NotGrid, 0, 0, 0));
         }
         let block = self.block();
-        block.publish(Scope::Device);
+        block.publish();
         let mut arrived = Unvoted::new(());
         if block.index() == 0 {
             for other in block.elements_of_block(block.count() as usize - 1) {

@@ -39,7 +39,7 @@ impl<M: Machine> Session<M> {
         }
         let (word, shift) = (self.last_blocks / IN_WORD, self.last_blocks % IN_WORD * 16);
         self.last_blocks += 1;
-        block.publish(Scope::Device);
+        block.publish();
         let mut is_last = false;
         if block.is_leader() {
             let state = self.comm.own(0).cast::<CommState>();

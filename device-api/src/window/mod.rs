@@ -309,7 +309,7 @@ impl<'a, T: Element> Window<'a, T> {
     pub fn signal_all<M: Machine>(&self, s: &Session<M>, id: u32, op: SignalOp, team: Team) {
         let block = s.block();
         block.uniform([u64::from(id)]);
-        block.publish(Scope::System);
+        block.publish();
         // After an error, the peers must not trust the data, so they get no signal.
         if !s.faults().is_pending() {
             for peer in s.peers_of_lane(team) {

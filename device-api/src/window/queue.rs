@@ -312,7 +312,7 @@ impl<'a, T: Element> Queue<'a, T> {
     pub fn release<M: Machine>(&mut self, s: &Session<M>, from: Rank) {
         let (rings, block) = (self.0, s.block());
         block.uniform([u64::from(from.index())]);
-        block.publish(Scope::System);
+        block.publish();
         if block.is_leader() && rings.is_alive() && rings.has(from) {
             rings.give_back(s, from);
         }
@@ -323,7 +323,7 @@ impl<'a, T: Element> Queue<'a, T> {
     #[track_caller]
     pub fn release_all<M: Machine>(&mut self, s: &Session<M>) {
         let rings = self.0;
-        s.block().publish(Scope::System);
+        s.block().publish();
         if rings.is_alive() {
             for from in s.peers_of_lane(Team::World) {
                 rings.give_back(s, from);
@@ -701,7 +701,7 @@ impl<'a, T: Element> Batch<'_, 'a, T> {
         } else {
             Unvoted::new(())
         })?;
-        block.publish(Scope::System);
+        block.publish();
         for peer in s.peers_of_lane(Team::World) {
             let (rows, sent) = (rings.get(rings.opened(peer)), rings.sent(peer));
             if rows != NO_BATCH {

@@ -9,7 +9,7 @@ use crate::comm::{Rank, WindowAddr};
 use crate::element::Element;
 use crate::group::{Block, Group, Machine};
 use crate::layout::FailureKind;
-use crate::mem::{self, Policy, Scope};
+use crate::mem::{self, Policy};
 use crate::net::{Action, Request, Requests, Route, SignalOp};
 use crate::session::{Aborted, Session, Unvoted};
 
@@ -115,7 +115,7 @@ impl<'a, T: Element> Remote<'a, T> {
                 target.copy(s, group, to, from.slice(0, target.len).as_ptr().cast());
             }
             Route::Network(ring) => {
-                group.publish(Scope::System);
+                group.publish();
                 if group.is_leader() {
                     let local = source.addr();
                     first = s.request(&ring, target.request(s, Action::Put, local, 0, target.len));
@@ -228,7 +228,7 @@ impl<'a, T: Element> Remote<'a, T> {
                 source.copy(s, s.block(), to, from);
             }
             Route::Network(ring) => {
-                s.block().publish(Scope::System);
+                s.block().publish();
                 if s.block().is_leader() {
                     let request = source.request(s, Action::Get, target.addr(), 0, source.len);
                     count = s.request(&ring, request) + 1;
@@ -309,7 +309,7 @@ impl<'a, T: Element> Remote<'a, T> {
     fn signal_after<M: Machine>(&self, s: &Session<M>, id: u32, op: SignalOp, after: u64) {
         let block = s.block();
         block.uniform([u64::from(id), u64::from(self.rank.index())]);
-        block.publish(Scope::System);
+        block.publish();
         // After an error, the rank must not trust the data, so it gets no signal.
         if block.is_leader() && !s.faults().is_pending() {
             self.window.update(s, id, self.rank, op, after);
@@ -423,7 +423,7 @@ impl<'a, T: Element> Remote<'a, T> {
                 // SAFETY: the staging memory has room for the chunk, and is this block's.
                 unsafe { mem::write(staging.cast::<T>().wrapping_add(index), value(done + index)) };
             }
-            block.publish(Scope::System);
+            block.publish();
             if block.is_leader() {
                 let number = s.request(ring, self.request(s, Action::Put, local, done, len));
                 first = first.min(number);

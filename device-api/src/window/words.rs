@@ -173,7 +173,7 @@ impl DeviceWindow {
     ) -> Unvoted<()> {
         let (block, comm) = (s.block(), s.comm());
         let count = self.count(comm, id).wrapping_add(1);
-        block.publish(Scope::System);
+        block.publish();
         let mut arrived = Unvoted::new(());
         if s.faults().is_pending() {
             return arrived;

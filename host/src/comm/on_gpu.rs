@@ -103,8 +103,8 @@ impl OnGpu {
             constants.workspaces = CommConst::near_of(scratch.address());
         }
         let bytes = bytemuck::bytes_of(&constants);
-        // SAFETY: the scratch is large enough, and no kernel runs yet.
-        unsafe { Ok(self.gpu.driver().write(scratch.address(), bytes)?) }
+        // SAFETY: no kernel runs yet.
+        unsafe { scratch.write(0, bytes) }
     }
 
     pub(super) fn gpu(&self) -> &Arc<Gpu> {

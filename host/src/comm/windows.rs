@@ -14,7 +14,7 @@ use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{MAX_WINDOWS, WindowConst};
 
 use crate::Result;
-use crate::gpu::{self, Gpu, Multicast};
+use crate::gpu::{Gpu, Multicast, Scratch};
 use crate::memory::Memory;
 
 /// Most window addresses of an operation.
@@ -64,8 +64,10 @@ pub(crate) struct Windows {
     table: Box<[UnsafeCell<u64>]>,
     /// Ranks that this rank reaches by load and store.
     team: Range<u32>,
-    /// Copy of the table in GPU memory.
-    on_gpu: Option<Arc<gpu::Memory>>,
+    /// Copy of the table in memory of the GPU that its kernels may cache, because no peer accesses
+    /// it. A running replay may read an entry as it was before its window ended; the memory of that
+    /// window is still mapped ([`EndedWindows`]).
+    on_gpu: Option<Scratch>,
     /// This rank's parts of the live windows: start, end, number.
     live: Box<[(AtomicUsize, AtomicUsize, AtomicUsize)]>,
     live_count: AtomicUsize,
@@ -162,7 +164,8 @@ impl Windows {
     /// of the ranks of `team` by load and store.
     pub(crate) fn new(gpu: Option<&Arc<Gpu>>, team: Range<u32>, multicast: bool) -> Result<Self> {
         let bytes = MAX_WINDOWS as u64 * WindowConst::stride(team.len() as u32);
-        let on_gpu = gpu.map(|gpu| gpu::Memory::create(gpu, bytes)).transpose()?;
+        let zeros = || vec![0; bytes as usize];
+        let on_gpu = gpu.map(|gpu| Scratch::holding(gpu, &zeros())).transpose()?;
         let mut table = bytemuck::allocation::zeroed_slice_box::<u64>(bytes as usize / 8);
         let (at, count) = (table.as_mut_ptr(), table.len());
         core::mem::forget(table);
@@ -329,7 +332,9 @@ impl Windows {
         let words = self.words(id).iter();
         // SAFETY: entries are only written by the caller, which holds the lock.
         let words: Vec<u64> = words.map(|word| unsafe { word.get().read() }).collect();
-        table.write(id as u64 * self.stride(), bytemuck::cast_slice(&words))
+        // SAFETY: the table has this entry. A replay that reads it meanwhile finds each word as it
+        // was before or after, because the driver copies whole words; either is valid.
+        unsafe { table.write(id as u64 * self.stride(), bytemuck::cast_slice(&words)) }
     }
 
     /// Retires a window: operations that are issued from now on do not find their buffers in it,

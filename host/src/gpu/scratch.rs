@@ -114,8 +114,8 @@ impl Scratch {
     /// Takes a piece and copies `bytes` to it. Blocks until the copy is complete.
     pub(crate) fn holding(gpu: &Arc<Gpu>, bytes: &[u8]) -> Result<Self> {
         let scratch = Self::take(gpu, bytes.len())?;
-        // SAFETY: the piece has at least `bytes.len()` bytes, and `scratch` is its only owner.
-        unsafe { gpu.driver().write(scratch.address(), bytes)? };
+        // SAFETY: no kernel has the piece's address yet.
+        unsafe { scratch.write(0, bytes)? };
         Ok(scratch)
     }
 
@@ -135,6 +135,19 @@ impl Scratch {
             bytes: bytes.len() as u64,
         };
         Ok((scratch, upload))
+    }
+
+    /// Copies `bytes` to the piece, `offset` bytes from its start. Blocks until the copy is complete.
+    ///
+    /// # Safety
+    /// A kernel that reads these bytes meanwhile may find any mixture of the old and new ones.
+    ///
+    /// # Panics
+    /// Panics if the bytes do not fit.
+    pub(crate) unsafe fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        assert!(offset + bytes.len() as u64 <= 1 << self.piece.class);
+        // SAFETY: the bytes are within the piece; the rest is the caller's.
+        unsafe { Ok(self.gpu.driver().write(self.address() + offset, bytes)?) }
     }
 
     /// Returns the piece's page-locked mirror. Allocates it on the first call.

@@ -210,7 +210,7 @@ impl MemoryImage {
             for (entry, (bytes, parts)) in entries.zip(&windows) {
                 let (header, to) = entry.split_at_mut(size_of::<WindowConst>() / 8);
                 header[0] = *bytes;
-                to.copy_from_slice(&parts[members.clone()]);
+                to[..team as usize].copy_from_slice(&parts[members.clone()]);
             }
             let mut near = [0; NEAR_RANKS];
             near[..team as usize].copy_from_slice(&windows[0].1[members]);

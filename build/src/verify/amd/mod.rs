@@ -22,7 +22,9 @@
 //!   barrier or invalidation after a write-back. (b) Only gfx942: a wave that has stored data does
 //!   not store at system scope before it writes the data back, except packets, which are several
 //!   words of one address. (c) A write-back directly precedes every atomic at system scope. (d) All
-//!   accesses to LDS are complete at a barrier.
+//!   accesses to LDS are complete at a barrier. (e) All stores of data are complete at the last
+//!   barrier before a write-back at system scope: a signal of one wave covers the data of all waves
+//!   of its block, and a write-back covers only what has reached the cache.
 //! - [`ACQUIRE`]: (a) All accesses are complete at an invalidation. (b) An invalidation at system
 //!   scope follows every poll, before the wave sleeps. A poll is a load of a word at system scope
 //!   while no other access is outstanding, with a wait directly after it, from which an `s_sleep`
@@ -106,13 +108,34 @@ pub fn exemptions() -> Vec<Exemption> {
         limit: Some(limit),
         reason: reason.to_owned(),
     };
-    vec![
+    let mut out = vec![
         exemption(
             RELEASE,
-            "vocab_*",
-            "offset:16 sc0 sc1",
-            1,
+            "*",
+            "offset:16 sc0 sc1: no write-back",
+            2,
             "a progress word, which orders nothing",
+        ),
+        exemption(
+            RELEASE,
+            "*",
+            "offset:128 sc0 sc1: stores were not complete",
+            1,
+            "a failure record, which its lane has stored alone",
+        ),
+        exemption(
+            RELEASE,
+            "*",
+            "off sc0 sc1: stores were not complete",
+            3,
+            "the host's copy of an abort word, which follows a failure record",
+        ),
+        exemption(
+            SCOPE,
+            "batch",
+            "the load before has a narrower scope",
+            2,
+            "a counter that only this block writes; the fence is not for it",
         ),
         exemption(
             ACQUIRE,
@@ -121,7 +144,22 @@ pub fn exemptions() -> Vec<Exemption> {
             3,
             "a word of another block has its value in it, as a packet has",
         ),
-    ]
+    ];
+    for kernel in [
+        "reduce_whole_*",
+        "move_rows",
+        "all_gather_v",
+        "all_to_all_v",
+    ] {
+        out.push(exemption(
+            RELEASE,
+            kernel,
+            "offset:64 sc0 sc1: no write-back",
+            1,
+            "the done signal of a kernel that writes nothing for its peers",
+        ));
+    }
+    out
 }
 
 /// A decoded kernel.

@@ -19,6 +19,10 @@ pub(super) struct State {
     open: Scope,
     /// This wave has stored data since its last write-back.
     dirty: bool,
+    /// Stores of data are outstanding.
+    storing: bool,
+    /// Stores of data were outstanding at the last barrier.
+    loose: bool,
     /// Indices of loads that may be polls, and that no access or invalidation has followed.
     polls: Vec<usize>,
 }
@@ -32,6 +36,8 @@ impl Analysis for Order<'_> {
         into.lds |= from.lds;
         into.open = into.open.max(from.open);
         into.dirty |= from.dirty;
+        into.storing |= from.storing;
+        into.loose |= from.loose;
         into.polls.extend(&from.polls);
         into.polls.sort_unstable();
         into.polls.dedup();
@@ -43,6 +49,7 @@ impl Analysis for Order<'_> {
         match op.kind {
             Kind::Wait { vm, lgkm } => {
                 state.global &= vm != Some(0);
+                state.storing &= vm != Some(0);
                 state.lds &= lgkm != Some(0);
             }
             Kind::WriteBack => {
@@ -56,13 +63,17 @@ impl Analysis for Order<'_> {
                 }
                 state.open = Scope::None;
             }
-            Kind::Barrier => state.open = Scope::None,
+            Kind::Barrier => {
+                state.open = Scope::None;
+                state.loose = state.storing;
+            }
             Kind::Lds => state.lds = true,
             Kind::Load | Kind::Store | Kind::Rmw => {
                 state.polls.clear();
                 if op.kind != Kind::Load {
                     state.open = Scope::None;
                     state.dirty |= op.scope == Scope::None;
+                    state.storing |= op.scope == Scope::None;
                 } else if self.is_poll(index) && !state.global {
                     state.polls.push(index);
                 }
@@ -117,6 +128,8 @@ impl Analysis for Order<'_> {
                     report(RELEASE, "no write-back before this atomic");
                 } else if !atomic && state.dirty && !self.is_packet(index) {
                     report(RELEASE, "no write-back between the data and this store");
+                } else if !atomic && state.loose && state.open == Scope::System {
+                    report(RELEASE, "stores were not complete at the barrier before it");
                 }
                 if atomic && !self.is_acquired(index) {
                     report(ACQUIRE, "no invalidation at system scope after this atomic");

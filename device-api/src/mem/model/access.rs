@@ -282,6 +282,12 @@ pub fn fence(order: Order, scope: Scope) {
     shuttle::sync::atomic::fence(ordering);
 }
 
+/// Does what the function of this name does on AMD, for blocks whose barrier is not cumulative.
+#[track_caller]
+pub fn complete() {
+    fence(Order::Release, Scope::System);
+}
+
 /// Does what the function of this name in `mem::native` does, without ordering, as on a GPU.
 ///
 /// # Safety

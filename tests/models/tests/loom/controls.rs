@@ -109,7 +109,7 @@ fn fences() -> Vec<Entry> {
     let mut entries = Vec::new();
     for (what, fault, blocks) in [
         (
-            "no fence before a barrier",
+            "writes not complete before a barrier",
             Some(Fault::NoReleaseFences),
             Blocks::WeakLane,
         ),
