@@ -502,6 +502,26 @@ fn blocks_that_a_grid_cannot_hold_are_refused() {
 }
 
 #[test]
+fn large_launches_have_the_blocks_that_a_grid_holds() {
+    let test = "large_launches_have_the_blocks_that_a_grid_holds";
+    // Each of the eight SMs holds one block, so that each rank has four of the 32.
+    let environment = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "8")];
+    on_fake(test, Image::There, &environment, || {
+        let options = multi_rank_grid(TEST_TIMEOUT).large_blocks(32);
+        for result in run(2, &options, |comm| {
+            let count = (4 << 20) / 4;
+            let x = comm.alloc(DType::F32, count)?;
+            x.copy_from(&vec![1f32; count])?;
+            comm.all_reduce(&x, ReduceOp::Sum)?;
+            x.to_vec::<f32>()
+        }) {
+            let sums = result.expect("every rank");
+            assert!(sums.iter().all(|&sum| sum == 2.0));
+        }
+    });
+}
+
+#[test]
 fn ranks_in_processes_are_refused() {
     let test = "ranks_in_processes_are_refused";
     if role().as_deref() == Some("rank") {

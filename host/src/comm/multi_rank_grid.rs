@@ -93,12 +93,13 @@ impl CommConfig {
 
     /// Refuses ranks that are not on one GPU and in one process. All ranks compare the same peer
     /// info. Loads the image, and refuses ranks whose blocks are not resident together in one grid.
+    /// Returns the greatest number of blocks of a large launch.
     pub(super) fn check_multi_rank_grid_of<'a>(
         &self,
         infos: impl Iterator<Item = &'a MemoryDescriptor>,
-    ) -> Result<()> {
+    ) -> Result<u32> {
         if !self.is_multi_rank_grid() {
-            return Ok(());
+            return Ok(u32::MAX);
         }
         let mut first = None;
         for (rank, info) in infos.enumerate() {
@@ -124,7 +125,7 @@ impl CommConfig {
             threads => threads,
         };
         let image = gpu.multi_rank_grid(&grid_kernels())?;
-        image.check_resident(&gpu, self.options.large_blocks, threads, self.size)
+        image.resident_blocks(&gpu, self.options.blocks, threads, self.size)
     }
 
     /// Returns the grid of these ranks. Rank 0 creates it and broadcasts its number.

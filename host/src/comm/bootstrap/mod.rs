@@ -132,7 +132,7 @@ impl Communicator {
         let processes = infos.iter().map(process).collect();
         let multicast = multicast::is_possible(&infos);
         config.check_kinds(&infos)?;
-        config.check_multi_rank_grid_of(infos.iter().map(|info| &info.memory))?;
+        let in_grid = config.check_multi_rank_grid_of(infos.iter().map(|info| &info.memory))?;
         let (mut blocks, mut shared) = (config.options.block_limits(), None);
         let workspaces = if let Some(residency) = residency {
             // Keeps the workspace alive until all ranks have agreed, because other ranks map it
@@ -149,6 +149,7 @@ impl Communicator {
         } else {
             rendezvous.open(config.device, workspace, infos)?
         };
+        blocks.1 = blocks.1.min(in_grid);
         let oversubscribed = rendezvous
             .broadcast_bool("oversubscribed", !config.device.is_gpu() && size > cores())?;
         let grid = config.grid()?;

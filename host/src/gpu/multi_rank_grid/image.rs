@@ -70,21 +70,22 @@ impl GridImage {
         self.forms.len()
     }
 
-    /// Fails if, for any kernel of the image, the blocks of all ranks do not fit on the GPU at
-    /// once.
-    pub(crate) fn check_resident(
+    /// Returns the greatest number of blocks of a rank with which, for every kernel of the image,
+    /// the blocks of all `ranks` ranks fit on the GPU at once. Fails if it is below `blocks`.
+    pub(crate) fn resident_blocks(
         &self,
         gpu: &Gpu,
         blocks: u32,
         threads: u32,
         ranks: u32,
-    ) -> Result<()> {
+    ) -> Result<u32> {
         let (driver, properties) = (gpu.driver(), gpu.properties());
+        let mut limit = u32::MAX;
         for form in &self.forms {
             let threads = threads.min(form.max_threads);
             let each = driver.resident_blocks(form.raw, threads, 0)?;
-            let fits = u64::from(each) * u64::from(properties.multiprocessors);
-            if u64::from(blocks) * u64::from(ranks) > fits {
+            let fits = each.saturating_mul(properties.multiprocessors);
+            if fits / ranks < blocks {
                 return Err(Error::Launch {
                     detail: format!(
                         "a multi-rank grid of {ranks} ranks with {blocks} blocks of {threads} \
@@ -97,8 +98,9 @@ impl GridImage {
                     ),
                 });
             }
+            limit = limit.min(fits / ranks);
         }
-        Ok(())
+        Ok(limit)
     }
 }
 
