@@ -579,13 +579,33 @@ impl Memory {
     ) -> Result<(), Aborted> {
         let source = self.source_of(session, part, rank, row);
         let source = source.and_then(|source| source.pull(session));
+        // SAFETY: the source was checked against the input or its window.
+        unsafe { self.copy_from(session, source, part, to, policy) }
+    }
+
+    /// Copies a part of an input from `source` to the same part of row `to` of the output. Fails if
+    /// there is no source. All lanes together; the block must synchronize before the output is
+    /// read.
+    ///
+    /// # Safety
+    /// The part must be within the input or window of `source`, and its owner must not write it
+    /// before this rank's done signal.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) unsafe fn copy_from<M: Machine>(
+        &self,
+        session: &Session<M>,
+        source: Option<*const u8>,
+        part: Part,
+        to: u32,
+        policy: Policy,
+    ) -> Result<(), Aborted> {
         let (Some(from), Some(to)) = (source, self.own_target(to, part)) else {
             return session.settle(false);
         };
         if !core::ptr::eq(to, from) {
             let bytes = part.len * self.layout.size;
-            // SAFETY: the source was checked against the input or its window, and its owner writes
-            // it only after this rank's done; the target was checked against the output.
+            // SAFETY: the precondition; the target was checked against the output.
             unsafe { bulk::copy(session.block(), to, from, bytes, policy) };
         }
         Ok(())

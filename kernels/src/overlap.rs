@@ -37,6 +37,7 @@
 use core::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
+use fusewire_device::bulk::Tables;
 use fusewire_device::comm::ring;
 use fusewire_device::element::{Number, Sum};
 use fusewire_device::mem::{self, Order, Policy, Scope};
@@ -45,7 +46,9 @@ use fusewire_device::wait;
 use fusewire_device::{Aborted, Block, Element, Group, In, InOut, Machine, Out, kernel};
 
 use crate::Exchange;
-use crate::exchange::{Body, CHUNKED, Memory, MemoryLayout, Round, SOURCE_STAGED, Words, word};
+use crate::exchange::{
+    Body, CHUNKED, Memory, MemoryLayout, Part, Round, SOURCE_STAGED, Words, word,
+};
 use crate::reducer::{DynReducer, Reduce, Reducer, StaticReducer, rows};
 
 /// The tiles of an operation.
@@ -173,30 +176,34 @@ impl<M: Machine> Body<M> for FlaggedTiles<'_> {
         let block = session.block();
         let (me, size) = (session.rank(), session.ranks());
         let mine = memory.part(block, round, 0);
+        // SAFETY: the kernel uses the start of shared memory only for such tables.
+        let tables = unsafe { Tables::new(block, size) };
+        let session = &*session;
+        let sources = Sources {
+            session,
+            memory,
+            tables,
+            whole: round.part(0, round.len()),
+            mine,
+        };
+        sources.resolve()?;
         let mut step = 1;
         while step < size {
             let rank = ring(me, step, size);
-            // Staging has only the part that the peer's block of the same index has staged. User
-            // memory has the whole round: blocks share each tile, so that tiles complete in order.
-            let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
-            let range = if staged {
-                mine
-            } else {
-                round.part(0, round.len())
-            };
+            let (range, is_staged) = sources.range(rank);
             let (mut low, end) = (range.start(), range.start() + range.len());
             let mut tile = piece(low, self.span);
             while low < end {
                 let limit = (tile + 1) * self.span;
                 let high = if limit < end { limit } else { end };
-                let (first, last) = if staged {
+                let (first, last) = if is_staged {
                     (0, high - low)
                 } else {
                     block.slice(high - low, memory.layout().alignment)
                 };
                 if last > first {
                     let part = round.part(low + first - round.start(), last - first);
-                    memory.pull(session, part, (rank, 0), rank, self.policy)?;
+                    sources.copy(rank, part, self.policy)?;
                     self.arrive(session, memory, rank, tile, last - first);
                 }
                 low = high;
@@ -206,6 +213,73 @@ impl<M: Machine> Body<M> for FlaggedTiles<'_> {
         }
         block.sync();
         Ok(())
+    }
+}
+
+/// The inputs of all ranks in a round. Blocks of several lanes find their addresses before they copy
+/// the first: one after the other, each would cost the latency of a load.
+struct Sources<'a, M: Machine> {
+    session: &'a Session<M>,
+    memory: &'a Memory,
+    tables: Tables,
+    whole: Part,
+    mine: Part,
+}
+
+impl<M: Machine> Sources<'_, M> {
+    /// Returns what this block can copy of `rank`'s input, and whether that is staged. Staging has
+    /// only the part that the peer's block of the same index has staged. User memory has the whole
+    /// round: blocks share each tile, so that tiles complete in order.
+    #[inline(always)]
+    fn range(&self, rank: u32) -> (Part, bool) {
+        let is_staged = self.session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
+        (if is_staged { self.mine } else { self.whole }, is_staged)
+    }
+
+    /// Returns true if the table has the address of `rank`'s input.
+    #[inline(always)]
+    fn is_known(&self, rank: u32) -> bool {
+        M::LANES != 1 && self.session.comm().reaches(rank)
+    }
+
+    /// Finds the addresses. All lanes together.
+    #[inline(always)]
+    #[track_caller]
+    fn resolve(&self) -> Result<(), Aborted> {
+        if M::LANES == 1 {
+            return Ok(());
+        }
+        let block = self.session.block();
+        let mut failed = false;
+        for rank in block.elements_of_block(self.session.ranks() as usize) {
+            let rank = rank as u32;
+            if self.is_known(rank) {
+                let (range, _) = self.range(rank);
+                match self.memory.fetch(self.session, range, rank, 0) {
+                    Some(at) => self.tables.set_source(rank, at, 0),
+                    None => failed = true,
+                }
+            }
+        }
+        self.session.settle(!block.any(failed))
+    }
+
+    /// Copies a part of `rank`'s input to its row of the output. All lanes together.
+    #[inline(always)]
+    #[track_caller]
+    fn copy(&self, rank: u32, part: Part, policy: Policy) -> Result<(), Aborted> {
+        if !self.is_known(rank) {
+            let from = (rank, 0);
+            return self.memory.pull(self.session, part, from, rank, policy);
+        }
+        let (range, _) = self.range(rank);
+        let offset = (part.start() - range.start()) * self.memory.layout().size;
+        let from = self.tables.source(rank).wrapping_add(offset);
+        // SAFETY: `resolve` has checked the range, of which this is a part.
+        unsafe {
+            self.memory
+                .copy_from(self.session, Some(from), part, rank, policy)
+        }
     }
 }
 
