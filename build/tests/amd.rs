@@ -128,7 +128,7 @@ const MUTANTS: &[Mutant] = &[
     ("no wait in a fence before a barrier", Gfx942, PACKET, RELEASE, (FENCE, 1), Delete),
     ("no wait in a fence in a loop", Gfx942, "window_wait", ACQUIRE, (IN_LOOP, 2), Delete),
     ("no wait for data before a barrier", Gfx942, SHARDS, RELEASE, (PUBLISH, 0), Delete),
-    ("a weak wait for data before a barrier", Gfx942, SHARDS, RELEASE, (PUBLISH, 0), Weaken("vmcnt(")),
+    ("a weak wait before a barrier", Gfx942, SHARDS, RELEASE, (PUBLISH, 0), Weaken("vmcnt(")),
     ("no wait for LDS before a barrier", Gfx942, SUM, RELEASE, (BARRIER, 1), Delete),
     ("no write-back before a signal", Gfx942, "batch", RELEASE, (RECORD_42, 0), Delete),
     ("no write-back before a signal", Gfx90a, "batch", PARITY, (SIGNAL_90, 0), Delete),

@@ -31,8 +31,8 @@ pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 pub const LAYOUT_VERSION: u32 = 9;
 /// Greatest number of ranks of a team whose workspace addresses a block keeps in its shared memory.
 pub const NEAR_RANKS: usize = 64;
-/// Greatest number of windows of a communicator: those that exist, and ended ones to which graphs may
-/// refer. Window 0 is the workspace.
+/// Greatest number of windows of a communicator: those that exist, and ended ones to which graphs
+/// may refer. Window 0 is the workspace.
 pub const MAX_WINDOWS: usize = 1024;
 /// Offset of the [`CommConst`] in a workspace.
 pub const CONSTANTS_AT: u64 = 256;

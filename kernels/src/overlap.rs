@@ -216,8 +216,8 @@ impl<M: Machine> Body<M> for FlaggedTiles<'_> {
     }
 }
 
-/// The inputs of all ranks in a round. Blocks of several lanes find their addresses before they copy
-/// the first: one after the other, each would cost the latency of a load.
+/// The inputs of all ranks in a round. Blocks of several lanes find their addresses before they
+/// copy the first: one after the other, each would cost the latency of a load.
 struct Sources<'a, M: Machine> {
     session: &'a Session<M>,
     memory: &'a Memory,

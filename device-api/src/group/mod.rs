@@ -194,7 +194,8 @@ impl Group for Thread {
     fn sync(self) {}
 }
 
-/// Lets a release by another lane, after a barrier that is not cumulative, cover this lane's writes.
+/// Lets a release by another lane, after a barrier that is not cumulative, cover this lane's
+/// writes.
 #[inline(always)]
 fn complete<M: Machine>() {
     if !M::CUMULATIVE {

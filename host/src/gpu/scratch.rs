@@ -137,7 +137,8 @@ impl Scratch {
         Ok((scratch, upload))
     }
 
-    /// Copies `bytes` to the piece, `offset` bytes from its start. Blocks until the copy is complete.
+    /// Copies `bytes` to the piece, `offset` bytes from its start. Blocks until the copy is
+    /// complete.
     ///
     /// # Safety
     /// A kernel that reads these bytes meanwhile may find any mixture of the old and new ones.
