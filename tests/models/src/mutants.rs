@@ -52,6 +52,7 @@ fn operations(file: &str) -> Vec<Operation> {
             "exchange",
             "compare_ex",
             "fence",
+            "complete",
         ]
         .iter()
         .any(|start| name.starts_with(start));
@@ -60,15 +61,17 @@ fn operations(file: &str) -> Vec<Operation> {
             depth += i32::from(letter == '(') - i32::from(letter == ')');
             (letter == ')' && depth == 0).then_some(index)
         })?;
-        // An order by name, or by a variable or constant that is a release on the CPU.
+        // An order by name, or by a variable or constant that is one on the CPU.
         let orders = [
             "Order::Acquire",
             "Order::Release",
             "Order::AcqRel",
             " order,",
+            " mem::AT_BEGIN,",
             " mem::AT_END,",
+            "complete()",
         ];
-        let is_ordered = orders.iter().any(|order| call[..end].contains(order));
+        let is_ordered = orders.iter().any(|order| call[..=end].contains(order));
         let line = code[..=at].lines().count();
         (is_operation && is_ordered).then(|| Operation {
             file: file.to_owned(),
