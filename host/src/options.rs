@@ -269,7 +269,7 @@ pub struct Options {
     /// reduce, reduce_scatter, broadcast, all_gather, scatter, gather or all_to_all, at most 64. 0
     /// selects 32 if [`field@Options::blocks`] is 0, and otherwise as many as that field. Fewer
     /// than that field have no effect. Kernels of other crates never have more blocks than that
-    /// field. Agreed.
+    /// field. As for that field, all ranks use fewer if a GPU cannot hold them. Agreed.
     pub large_blocks: u32,
     /// Number of threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
     pub threads: u32,

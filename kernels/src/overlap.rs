@@ -232,8 +232,23 @@ impl<M: Machine> Sources<'_, M> {
     /// round: blocks share each tile, so that tiles complete in order.
     #[inline(always)]
     fn range(&self, rank: u32) -> (Part, bool) {
-        let is_staged = self.session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
-        (if is_staged { self.mine } else { self.whole }, is_staged)
+        // A peer may change its word. The table says what was checked.
+        let is_staged = if self.is_known(rank) {
+            self.tables.scalar(rank) != 0
+        } else {
+            self.is_staged(rank)
+        };
+        (self.part(is_staged), is_staged)
+    }
+
+    #[inline(always)]
+    fn is_staged(&self, rank: u32) -> bool {
+        self.session.word(rank, word::FLAGS) & SOURCE_STAGED != 0
+    }
+
+    #[inline(always)]
+    fn part(&self, is_staged: bool) -> Part {
+        if is_staged { self.mine } else { self.whole }
     }
 
     /// Returns true if the table has the address of `rank`'s input.
@@ -254,9 +269,10 @@ impl<M: Machine> Sources<'_, M> {
         for rank in block.elements_of_block(self.session.ranks() as usize) {
             let rank = rank as u32;
             if self.is_known(rank) {
-                let (range, _) = self.range(rank);
+                let is_staged = self.is_staged(rank);
+                let range = self.part(is_staged);
                 match self.memory.fetch(self.session, range, rank, 0) {
-                    Some(at) => self.tables.set_source(rank, at, 0),
+                    Some(at) => self.tables.set_source(rank, at, u64::from(is_staged)),
                     None => failed = true,
                 }
             }

@@ -509,6 +509,7 @@ fn large_launches_have_the_blocks_that_a_grid_holds() {
     on_fake(test, Image::There, &environment, || {
         let options = multi_rank_grid(TEST_TIMEOUT).large_blocks(32);
         for result in run(2, &options, |comm| {
+            assert_eq!(comm.options().large_blocks, 4);
             let count = (4 << 20) / 4;
             let x = comm.alloc(DType::F32, count)?;
             x.copy_from(&vec![1f32; count])?;

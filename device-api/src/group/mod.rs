@@ -63,7 +63,8 @@ pub trait Machine: Copy {
     /// Lanes in a warp (a wave on AMD).
     fn warp_size(self) -> u32;
     /// Barrier over the block. Orders shared memory and this block's own global memory; publishes
-    /// nothing to another rank: see [`Block::publish`].
+    /// nothing to another rank, and need not let a later release cover other lanes' writes: see
+    /// [`Group::publish`].
     #[track_caller]
     fn sync(self);
     /// Barrier over the warp.

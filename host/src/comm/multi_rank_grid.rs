@@ -92,8 +92,8 @@ impl CommConfig {
     }
 
     /// Refuses ranks that are not on one GPU and in one process. All ranks compare the same peer
-    /// info. Loads the image, and refuses ranks whose blocks are not resident together in one grid.
-    /// Returns the greatest number of blocks of a large launch.
+    /// info. Loads the image, and refuses ranks whose [`field@crate::Options::blocks`] are not
+    /// resident together in one grid. Returns the greatest number of blocks of a rank that are.
     pub(super) fn check_multi_rank_grid_of<'a>(
         &self,
         infos: impl Iterator<Item = &'a MemoryDescriptor>,

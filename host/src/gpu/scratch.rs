@@ -141,7 +141,8 @@ impl Scratch {
     /// complete.
     ///
     /// # Safety
-    /// A kernel that reads these bytes meanwhile may find any mixture of the old and new ones.
+    /// A kernel that reads these bytes meanwhile must accept each aligned group of eight as it was
+    /// before or after.
     ///
     /// # Panics
     /// Panics if the bytes do not fit.

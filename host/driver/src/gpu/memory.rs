@@ -175,7 +175,8 @@ pub trait CopyDriver {
     /// eight bytes is written atomically.
     ///
     /// # Safety
-    /// The device memory must be mapped, and no concurrent access may race with the copy.
+    /// The device memory must be mapped. Concurrent accesses to it must be reads by the device that
+    /// accept each aligned group of eight bytes as it was before or after.
     ///
     /// # Errors
     /// `Error::Driver`.
