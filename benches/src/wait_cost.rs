@@ -222,6 +222,8 @@ fn on_cuda(arguments: &Arguments, program: &Path, unbounded: bool) -> Result<Run
     let json = folder.path().join("run.json");
     let sizes: Vec<_> = arguments.sizes.iter().map(usize::to_string).collect();
     let mut command = Command::new(program);
+    // The unbounded images are PTX, so the bounded ones must be compiled from PTX, too.
+    command.env("CUDA_FORCE_PTX_JIT", "1");
     command
         .args(["versus", "cuda", "--only", "all-reduce", "--types", "f32"])
         .args(["--modes", "graph", "--rounds", "3"])
