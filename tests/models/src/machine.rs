@@ -130,10 +130,9 @@ impl Boundary {
 /// `sync` covers only writes that the arriving lane has completed, because a release by one wave
 /// does not await the stores of other waves. The models express the completion by a release fence,
 /// which also orders a later relaxed signal of the same lane; models with other blocks find such
-/// signals. After `any`, a lane must execute an
-/// acquire fence before it reads what other lanes wrote, because its caches may be stale. In these
-/// models, `any` always returns false. If `CLAIMS` is true, the machine wrongly declares its
-/// barrier cumulative.
+/// signals. After `any`, a lane must execute an acquire fence before it reads what other lanes
+/// wrote, because its caches may be stale. In these models, `any` always returns false. If `CLAIMS`
+/// is true, the machine wrongly declares its barrier cumulative.
 #[derive(Clone, Copy, Debug)]
 pub struct WeakLane<'a, const CLAIMS: bool> {
     /// Index of the lane.

@@ -143,8 +143,8 @@ impl Analysis for Order<'_> {
 }
 
 impl Order<'_> {
-    /// Returns `true` for a compare-and-swap. The library begins the record of a failure with one,
-    /// and uses it for nothing else.
+    /// Returns `true` for a compare-and-swap. In the kernels of the library, only code for failures
+    /// contains one: it claims the record of a failure, or marks a peer or a tile as failed.
     fn is_swap(&self, index: usize) -> bool {
         self.0.text.instructions[index].code.contains("cmpswap")
     }
