@@ -331,6 +331,18 @@ impl Tensor {
         Ok(Self::at(allocation, offset, self.dtype, count))
     }
 
+    /// Returns a tensor of `count` elements of another type at byte `offset` of this tensor, which
+    /// shares its memory.
+    ///
+    /// # Panics
+    /// If the elements exceed the tensor, or are not aligned.
+    pub(crate) fn view(&self, offset: usize, dtype: DType, count: usize) -> Self {
+        let end = offset + count * dtype.size();
+        assert!(end <= self.count * self.dtype.size() && offset.is_multiple_of(dtype.size()));
+        let allocation = Arc::clone(&self.allocation);
+        Self::at(allocation, self.offset + offset as u64, dtype, count)
+    }
+
     /// Copies `values` into the tensor. Waits until operations of this process that use the tensor
     /// have ended. Operations enqueued after the call see the new elements.
     ///

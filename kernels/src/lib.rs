@@ -17,6 +17,7 @@
 //! | [`window`] | put, get, signal and wait on a window |
 //! | [`barrier`] | barrier |
 //! | [`fused`] | reduction over the ranks + residual add + norm, optionally to fp8 |
+//! | [`moe`] | mixture of experts: dispatch and combine |
 //! | [`vocab`] | top-k and log-sum-exp of logits that are split by columns |
 //! | [`overlap`] | all_gather with ready flags and reduce_scatter with arrival counters |
 //! | [`one_sided`] | put with signal around a ring |
@@ -32,8 +33,10 @@
 pub mod all_reduce;
 pub mod barrier;
 pub mod batch;
+mod chunk;
 mod exchange;
 pub mod fused;
+pub mod moe;
 pub mod movement;
 pub mod nvls;
 pub mod one_sided;
@@ -56,6 +59,9 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     batch::BATCH_INSTANCES,
     fused::REDUCE_NORM_INSTANCES,
     fused::REDUCE_NORM_PACKET_INSTANCES,
+    moe::MOE_COMBINE_INSTANCES,
+    moe::MOE_DISPATCH_INSTANCES,
+    moe::MOE_DISPATCH_FP8_INSTANCES,
     movement::MOVE_ROWS_INSTANCES,
     nvls::ALL_GATHER_NVLS_INSTANCES,
     nvls::ALL_REDUCE_NVLS_INSTANCES,

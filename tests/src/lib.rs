@@ -29,6 +29,7 @@ pub mod factor;
 pub mod fake;
 pub mod grid;
 pub mod mix;
+pub mod moe;
 pub mod netns;
 pub mod norm;
 pub mod oracle;

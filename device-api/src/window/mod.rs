@@ -259,10 +259,28 @@ impl<'a, T: Element> Window<'a, T> {
         id: u32,
         team: Team,
     ) -> Result<Received<'a, T>, Aborted> {
+        self.wait_each(s, id, team, |_| ())
+    }
+
+    /// Does what [`Window::wait_all`] does, and calls `seen(rank)` when a rank's signal has arrived
+    /// or the wait has failed. Each rank's call is on one lane, which waits for its ranks in turn.
+    ///
+    /// # Errors
+    /// As [`Window::wait`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_each<M: Machine>(
+        &self,
+        s: &Session<M>,
+        id: u32,
+        team: Team,
+        seen: impl Fn(Rank),
+    ) -> Result<Received<'a, T>, Aborted> {
         s.block().uniform([u64::from(id)]);
         let mut arrived = Unvoted::new(());
         for from in s.peers_of_lane(team) {
             arrived = arrived.and(self.await_raise(s, id, from));
+            seen(from);
         }
         s.vote(arrived)?;
         self.received(s)

@@ -14,6 +14,7 @@ mod hierarchy;
 mod host_calls;
 mod hosts;
 mod kernel;
+mod moe;
 mod multi_rank_grid;
 mod multicast;
 mod network;
@@ -59,6 +60,9 @@ pub use self::batch::Batch;
 pub(crate) use self::batch::RawMessage;
 pub use self::create::new_comm;
 pub use self::kernel::{KernelLaunch, PreparedKernel};
+pub use self::moe::{
+    Dispatched, MicroBatch, Moe, MoeConfig, MoeInfo, MoeLayout, MoePayload, MoeScales,
+};
 pub use self::norm::{Norm, ScaleLayout};
 pub use self::observe::{
     FlightRecord, HookArguments, HookBuffer, HookHandle, RecordState, ReplayArguments, ReplayEdge,

@@ -23,7 +23,6 @@
 //! | `output` | the normalized row, fp8 and its scales |
 //! | `rounds` | the rows that a rank reduces, and their targets |
 
-pub(crate) mod chunk;
 mod output;
 mod rounds;
 pub(crate) mod row;

@@ -9,11 +9,11 @@ use fusewire_device::element::E4m3;
 use fusewire_device::mem;
 use fusewire_device::{Element, Group, Machine};
 
-use super::chunk;
 use super::row::{Row, chunks_of_lane};
 use super::spec::{GROUP, OutputFormat};
 use super::stripe::{CHUNK, PARTIALS, VIRTUAL_LANES};
 use super::sum::{Exchange, Sums};
+use crate::chunk;
 
 /// The largest finite E4M3.
 const LARGEST: f32 = 448.0;

@@ -20,10 +20,11 @@ use fusewire_device::bulk::Tables;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::{Aborted, Block, Element, Group, In, InOut, Machine, Out, Session};
 
+use super::NormShape;
 use super::spec::{NormSpec, OutputFormat};
 use super::stripe::{ACCUMULATORS, CHUNK, PARTIALS, Stripe, VIRTUAL_LANES};
 use super::sum::{Exchange, Sums};
-use super::{NormShape, chunk};
+use crate::chunk;
 
 /// Number of virtual lanes whose accumulators form [`CHUNK`] partials.
 const VIRTUAL_WARP: usize = 32;

@@ -6,8 +6,8 @@ use fusewire_device::packet::{PAIR_DATA, Slots};
 use fusewire_device::session::Session;
 use fusewire_device::{Element, Machine};
 
-use super::chunk;
 use super::stripe::{CHUNK, PARTIALS, Stripe};
+use crate::chunk;
 
 /// The rows of all ranks, which are added in rank order in f32.
 pub(super) trait Sums<M: Machine> {

@@ -10,7 +10,7 @@ use fusewire_device::{Block, Element, Group, Machine, mem};
 
 use super::key::{Partial, base};
 use super::shared::{self, SUMS};
-use crate::fused::chunk;
+use crate::chunk;
 use crate::fused::row::table_sum;
 use crate::fused::stripe::PARTIALS;
 

@@ -114,7 +114,7 @@ impl Communicator {
 
     /// Compares the words `mine`, which must be equal on all ranks, and returns the words `local`
     /// of each rank. `describe` formats `mine` for a message. All ranks must call this together.
-    pub(super) fn agree<const N: usize>(
+    pub(in crate::comm) fn agree<const N: usize>(
         &self,
         operation: &str,
         local: [u64; N],

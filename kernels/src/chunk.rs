@@ -35,7 +35,7 @@ pub(crate) unsafe fn read<M: Machine, E: Element, const N: usize>(at: *const E) 
 /// `at` must be valid for `N` elements, which nothing may access meanwhile. Alignment as for
 /// [`read`], or to 8 bytes if `N` elements have 8 bytes.
 #[inline(always)]
-pub(super) unsafe fn write<M: Machine, E: Element, const N: usize>(at: *mut E, values: [E; N]) {
+pub(crate) unsafe fn write<M: Machine, E: Element, const N: usize>(at: *mut E, values: [E; N]) {
     if M::LANES == 1 {
         // SAFETY: the precondition of this function, on a CPU as in `read`.
         unsafe { mem::write(at.cast(), values) };
@@ -73,7 +73,7 @@ pub(crate) fn widen<E: Element<Acc = f32>, const N: usize>(values: [E; N]) -> [f
 
 /// Rounds the values.
 #[inline(always)]
-pub(super) fn narrow<E: Element<Acc = f32>, const N: usize>(values: [f32; N]) -> [E; N] {
+pub(crate) fn narrow<E: Element<Acc = f32>, const N: usize>(values: [f32; N]) -> [E; N] {
     let mut out = [E::narrow(0.0); N];
     for i in 0..N {
         out[i] = E::narrow(values[i]);

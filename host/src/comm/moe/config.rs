@@ -1,0 +1,326 @@
+//! Sizes and forms of a mixture of experts, and their checks.
+
+use fusewire_device::DType;
+use fusewire_kernels::moe::{GROUP, MoeFlags, MoeShape};
+
+use crate::Result;
+use crate::comm::Communicator;
+use crate::comm::submit::invalid;
+
+/// Greatest number of experts of a token.
+const MAX_TOP_K: u32 = 16;
+
+/// Form in which tokens are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MoePayload {
+    /// In the input's type.
+    #[default]
+    Same,
+    /// In fp8 E4M3, with a scale for each 128 channels of a token.
+    ///
+    /// With `a` the greatest magnitude of the channels, at least 1e-4, the scale is `a / 448`, and
+    /// an element is `x * (448 / a)` in f32, rounded to the nearest, ties to even, saturating. A
+    /// NaN makes all 128 elements and the scale NaN.
+    Fp8(MoeScales),
+}
+
+/// Type of the scales of fp8.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MoeScales {
+    /// f32.
+    #[default]
+    F32,
+    /// The exponent of a power of two, with a bias of 127, in a byte (UE8M0): the scale is rounded
+    /// up. Infinities make all 128 elements NaN.
+    Ue8m0,
+}
+
+/// Order of the rows that a rank receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MoeLayout {
+    /// A row for each selection, expert by expert: the copies that a grouped GEMM needs.
+    #[default]
+    ExpertMajor,
+    /// A row for each token, rank by rank, where the tokens have arrived.
+    RankMajor,
+}
+
+/// Configuration of a [`Moe`](super::Moe), equal on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MoeConfig {
+    /// Experts of all ranks.
+    pub experts: u32,
+    /// Experts of a token: 1 to 16.
+    pub top_k: u32,
+    /// Elements of a token: a multiple of 8, for fp8 of 128.
+    pub hidden: usize,
+    /// Greatest number of tokens of a rank.
+    pub max_tokens: usize,
+    /// Greatest number of rows of a rank in expert-major order, with those that the alignment
+    /// needs. `None` (default) is as many as can arrive. With fewer, the ranks exchange the numbers
+    /// of rows before the rows, which takes two more messages; if they exceed the capacity of a
+    /// rank, dispatch fails on all ranks before rows move.
+    pub capacity: Option<usize>,
+    /// Type of the tokens and results: bf16 (default), f16 or f32.
+    pub input: DType,
+    /// Form in which tokens are sent.
+    pub payload: MoePayload,
+    /// Order of the rows that a rank receives.
+    pub layout: MoeLayout,
+    /// In expert-major order, the rows of each expert start at a multiple of this number, such as
+    /// the rows of a GEMM's tile. Default: 1.
+    pub alignment: usize,
+    /// Micro-batches that can be in flight at the same time: 1 (default) or 2.
+    pub in_flight: usize,
+    /// Greatest number of experts of a rank. `None` (default) is the experts divided by the ranks,
+    /// rounded up.
+    pub local_experts: Option<u32>,
+    /// Blocks of a launch. 0 (default) selects the communicator's ([`Options::blocks`]).
+    ///
+    /// [`Options::blocks`]: field@crate::Options::blocks
+    pub blocks: u32,
+}
+
+impl MoeConfig {
+    /// Creates a configuration with the default values of all other fields.
+    pub fn new(experts: u32, top_k: u32, hidden: usize, max_tokens: usize) -> Self {
+        Self {
+            experts,
+            top_k,
+            hidden,
+            max_tokens,
+            capacity: None,
+            input: DType::Bf16,
+            payload: MoePayload::Same,
+            layout: MoeLayout::ExpertMajor,
+            alignment: 1,
+            in_flight: 1,
+            local_experts: None,
+            blocks: 0,
+        }
+    }
+
+    /// Sets the greatest number of rows of a rank in expert-major order.
+    #[must_use]
+    pub fn capacity(mut self, rows: usize) -> Self {
+        self.capacity = Some(rows);
+        self
+    }
+
+    /// Sets the type of tokens and results.
+    #[must_use]
+    pub fn input(mut self, input: DType) -> Self {
+        self.input = input;
+        self
+    }
+
+    /// Sets the form in which tokens are sent.
+    #[must_use]
+    pub fn payload(mut self, payload: MoePayload) -> Self {
+        self.payload = payload;
+        self
+    }
+
+    /// Sets the order of the rows that a rank receives.
+    #[must_use]
+    pub fn layout(mut self, layout: MoeLayout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Sets the alignment of the rows of an expert.
+    #[must_use]
+    pub fn alignment(mut self, rows: usize) -> Self {
+        self.alignment = rows;
+        self
+    }
+
+    /// Sets the number of micro-batches.
+    #[must_use]
+    pub fn in_flight(mut self, micro_batches: usize) -> Self {
+        self.in_flight = micro_batches;
+        self
+    }
+
+    /// Sets the greatest number of experts of a rank.
+    #[must_use]
+    pub fn local_experts(mut self, experts: u32) -> Self {
+        self.local_experts = Some(experts);
+        self
+    }
+
+    /// Sets the number of blocks of a launch.
+    #[must_use]
+    pub fn blocks(mut self, blocks: u32) -> Self {
+        self.blocks = blocks;
+        self
+    }
+
+    /// Returns the words that must be equal on all ranks.
+    pub(super) fn words(&self) -> [u64; 12] {
+        let payload = match self.payload {
+            MoePayload::Same => 0,
+            MoePayload::Fp8(MoeScales::F32) => 1,
+            MoePayload::Fp8(MoeScales::Ue8m0) => 2,
+        };
+        [
+            u64::from(self.experts),
+            u64::from(self.top_k),
+            self.hidden as u64,
+            self.max_tokens as u64,
+            self.capacity.map_or(u64::MAX, |rows| rows as u64),
+            self.input as u64,
+            payload,
+            u64::from(self.layout == MoeLayout::RankMajor),
+            self.alignment as u64,
+            self.in_flight as u64,
+            self.local_experts.map_or(u64::MAX, u64::from),
+            u64::from(self.blocks),
+        ]
+    }
+
+    /// Formats [`MoeConfig::words`] for a message.
+    pub(super) fn describe(words: &[u64]) -> String {
+        let optional = |word: u64| match word {
+            u64::MAX => "default".to_owned(),
+            value => value.to_string(),
+        };
+        let payload = [
+            "the input's type",
+            "fp8 with f32 scales",
+            "fp8 with UE8M0 scales",
+        ];
+        let layout = ["expert-major", "rank-major"];
+        format!(
+            "{} experts, top {}, hidden {}, {} tokens, capacity {}, {} in {}, {} rows aligned to \
+             {}, {} micro-batches, {} local experts, {} blocks",
+            words[0],
+            words[1],
+            words[2],
+            words[3],
+            optional(words[4]),
+            DType::from_code(words[5] as u8).map_or("?", DType::name),
+            payload.get(words[6] as usize).unwrap_or(&"?"),
+            layout.get(words[7] as usize).unwrap_or(&"?"),
+            words[8],
+            words[9],
+            optional(words[10]),
+            words[11],
+        )
+    }
+
+    /// Checks the configuration. Returns the shape of the launches, without the half to run, and
+    /// the number of blocks.
+    pub(super) fn check(&self, comm: &Communicator) -> Result<(MoeShape, u32)> {
+        let refuse = |detail: String| Err(invalid(super::NAME, detail));
+        let Self {
+            experts,
+            top_k,
+            hidden,
+            max_tokens,
+            alignment,
+            ..
+        } = *self;
+        if experts == 0 || max_tokens == 0 || alignment == 0 {
+            return refuse(format!(
+                "{experts} experts, {max_tokens} tokens of a rank at most, alignment {alignment}; \
+                 each must be at least 1"
+            ));
+        }
+        if top_k == 0 || top_k > MAX_TOP_K {
+            return refuse(format!(
+                "{top_k} experts of a token; 1 to {MAX_TOP_K} are possible"
+            ));
+        }
+        if !matches!(self.input, DType::Bf16 | DType::F16 | DType::F32) {
+            return refuse(format!(
+                "tokens of {}; bf16, f16 and f32 are possible",
+                self.input.name()
+            ));
+        }
+        let unit = match self.payload {
+            MoePayload::Same => 8,
+            MoePayload::Fp8(_) => GROUP,
+        };
+        if hidden == 0 || !hidden.is_multiple_of(unit) || hidden > 1 << 20 {
+            return refuse(format!(
+                "{hidden} elements of a token; a multiple of {unit}, up to 2^20, is needed"
+            ));
+        }
+        if !(1..=2).contains(&self.in_flight) {
+            return refuse(format!(
+                "{} micro-batches; 1 or 2 are possible",
+                self.in_flight
+            ));
+        }
+        let ranks = comm.size();
+        let local_experts = self.local_experts.unwrap_or(experts.div_ceil(ranks));
+        let places = u64::from(local_experts) * u64::from(ranks);
+        if u64::from(experts) > places || local_experts > 0xffff || ranks > 0xffff {
+            return refuse(format!(
+                "{experts} experts, but {ranks} ranks with up to {local_experts} experts each \
+                 (at most 65535)"
+            ));
+        }
+        let most = comm.options().blocks;
+        let blocks = match self.blocks {
+            0 => most,
+            blocks => blocks,
+        };
+        if blocks > most {
+            return refuse(format!(
+                "{blocks} blocks; this communicator allows at most {most} (Options::blocks)"
+            ));
+        }
+        // All numbers of rows, selections and words must fit 32 bits.
+        let items = (max_tokens as u64)
+            .saturating_mul(u64::from(ranks))
+            .saturating_mul(u64::from(top_k));
+        let padding = (alignment as u64 - 1).saturating_mul(u64::from(local_experts));
+        let worst = items.saturating_add(padding);
+        let capacity = self.capacity.map_or(worst, |rows| rows as u64);
+        if worst > 1 << 30 || capacity > 1 << 30 {
+            return refuse(format!(
+                "{max_tokens} tokens of each of {ranks} ranks with {top_k} experts, capacity \
+                 {capacity}: more than 2^30 rows"
+            ));
+        }
+        let (size, scales, form) = match self.payload {
+            MoePayload::Same => (self.input.size(), 0, MoeFlags::default()),
+            MoePayload::Fp8(MoeScales::F32) => (1, hidden / GROUP, MoeFlags::default()),
+            MoePayload::Fp8(MoeScales::Ue8m0) => (1, (hidden / GROUP).div_ceil(4), MoeFlags::UE8M0),
+        };
+        let layout = match self.layout {
+            MoeLayout::ExpertMajor if capacity < worst => {
+                MoeFlags::EXPERT_MAJOR.with(MoeFlags::BOUNDED)
+            }
+            MoeLayout::ExpertMajor => MoeFlags::EXPERT_MAJOR,
+            MoeLayout::RankMajor => MoeFlags::default(),
+        };
+        let shape = MoeShape {
+            experts,
+            top_k,
+            local_experts,
+            max_tokens: max_tokens as u32,
+            hidden: hidden as u32,
+            payload: (hidden * size / 4) as u32,
+            scales: scales as u32,
+            capacity: capacity as u32,
+            alignment: alignment as u32,
+            flags: form.with(layout),
+        };
+        Ok((shape, blocks))
+    }
+
+    /// Returns the type of the payload.
+    pub(super) fn payload_type(&self) -> DType {
+        match self.payload {
+            MoePayload::Same => self.input,
+            MoePayload::Fp8(_) => DType::E4m3,
+        }
+    }
+}

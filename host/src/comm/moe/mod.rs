@@ -1,0 +1,805 @@
+//! Mixture of experts: dispatch of tokens to the ranks of their experts, and combination of the
+//! results.
+
+mod config;
+
+use std::sync::Arc;
+
+use fusewire_device::DType;
+use fusewire_device::native::Buffer;
+use fusewire_kernels::moe::{
+    MOE_COMBINE_BF16, MOE_COMBINE_F16, MOE_COMBINE_F32, MOE_DISPATCH, MOE_DISPATCH_FP8_BF16,
+    MOE_DISPATCH_FP8_F16, MOE_DISPATCH_FP8_F32, Meta, MoeCombine, MoeDispatch, MoeDispatchFp8,
+    MoeFlags, MoeShape, place,
+};
+
+pub use self::config::{MoeConfig, MoeLayout, MoePayload, MoeScales};
+use super::Communicator;
+use super::rma::{Window, WindowOptions};
+use super::submit::invalid;
+use crate::Result;
+use crate::tensor::Tensor;
+
+/// Name of the operation in messages.
+const NAME: &str = "moe";
+
+/// Sizes of a [`Moe`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MoeInfo {
+    /// Rows of [`Dispatched::x`].
+    pub rows: usize,
+    /// Rows of `y`, the results of the experts: as many as `rows` in expert-major order, and
+    /// `rows * top_k` in rank-major order.
+    pub results: usize,
+    /// Elements from a row of [`Dispatched::x`] to the next.
+    pub x_stride: usize,
+    /// Elements from the scales of a row to those of the next; 0 without scales.
+    pub scales_stride: usize,
+    /// Greatest number of experts of a rank.
+    pub local_experts: u32,
+    /// Blocks of a launch.
+    pub blocks: u32,
+    /// Bytes of a row that one rank sends to another.
+    pub row_bytes: usize,
+    /// Bytes of memory on this rank, for all micro-batches.
+    pub bytes: usize,
+}
+
+/// The tokens that a rank has received for its experts, from [`Moe::dispatch`].
+///
+/// The tensors belong to the micro-batch, and every dispatch of the micro-batch writes them again.
+/// Their contents are valid until the next dispatch; in rank-major order, `x` and `scales` are
+/// valid until the next combine. Operations on other streams are ordered like other accesses to
+/// tensors.
+///
+/// | | expert-major | rank-major |
+/// |---|---|---|
+/// | row | one for each selection of an expert of this rank, in the order of expert, rank, token, selection | one for each token with an expert of this rank: row `rank * max_tokens + i` is that of the rank's i-th such token |
+/// | `counts` | rows of each expert | rows from each rank |
+/// | `offsets` | first row of each expert, and the end of the last one | `None` |
+/// | `ids` | the expert of each row; -1 for rows without a token | `top_k` experts for each row; -1 for those of other ranks, and for rows without a token |
+/// | `weights` | the weight of each row | `top_k` weights for each row |
+///
+/// Experts are numbered from 0 on each rank. Rows without a token keep what they contain, except
+/// for their ids.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Dispatched {
+    /// Rows of `hidden` elements, [`MoeInfo::x_stride`] apart; in the input's type, or E4M3.
+    pub x: Tensor,
+    /// The scales of each row, [`MoeInfo::scales_stride`] apart: f32, or u8 for UE8M0.
+    pub scales: Option<Tensor>,
+    /// Numbers of rows; u32.
+    pub counts: Tensor,
+    /// First rows; u32.
+    pub offsets: Option<Tensor>,
+    /// The rank and the token of each row; u32.
+    pub sources: Tensor,
+    /// The experts of each row; i32.
+    pub ids: Tensor,
+    /// The weights of each row; f32.
+    pub weights: Tensor,
+    batch: Arc<Batch>,
+    selected: (Tensor, Tensor),
+}
+
+/// Memory of a micro-batch.
+#[derive(Debug)]
+struct Batch {
+    index: usize,
+    rows: Window,
+    results: Window,
+    own: Tensor,
+    meta: Tensor,
+    /// Rows in expert-major order; otherwise the window, which the launch writes.
+    out: Tensor,
+    scales: Tensor,
+    /// No elements.
+    none: Tensor,
+}
+
+/// A mixture of experts over the ranks of a communicator: sends tokens to the ranks of their
+/// experts, and adds the experts' results.
+///
+/// A router chooses `top_k` experts for each token: a token with one of its experts is a
+/// *selection*. [`Moe::dispatch`] sends each token once to each rank that has some of its experts.
+/// The caller computes the experts, and [`Moe::combine`] returns the results and adds them:
+///
+/// ```
+/// use fusewire::{DType, Moe, MoeConfig, Options, run_threads};
+///
+/// run_threads(2, &Options::default(), |comm| {
+///     let (tokens, hidden, top_k) = (3, 8, 2);
+///     let moe = Moe::new(&comm, &MoeConfig::new(4, top_k, hidden, tokens).input(DType::F32))?;
+///     let x = comm.tensor_from(&vec![1.0f32; tokens * hidden])?;
+///     let ids = comm.tensor_from(&[0i32, 3, 1, 2, -1, 0])?;
+///     let weights = comm.tensor_from(&[0.5f32; 6])?;
+///     let received = moe.dispatch(&x, &ids, &weights)?;
+///     // The experts: here they return their input.
+///     let y = &received.x;
+///     let out = comm.tensor(DType::F32, tokens * hidden)?;
+///     moe.combine(y, &received, &out)?;
+///     comm.synchronize()?;
+///     let expected = [[1.0f32; 8], [1.0; 8], [0.5; 8]].concat();
+///     assert_eq!(out.to_vec::<f32>()?, expected);
+///     moe.free()
+/// })
+/// .into_iter()
+/// .collect::<Result<(), _>>()?;
+/// # Ok::<(), fusewire::Error>(())
+/// ```
+///
+/// All operations are enqueued on the communicator's stream, allocate no device memory and never
+/// wait for the device, so a graph can contain them. A failure, such as an expert that does not
+/// exist, fails the communicator on all ranks; [`Communicator::synchronize`] returns it.
+///
+/// Each operation has two halves, between which the caller computes something else:
+/// [`Moe::dispatch_send`] and [`Moe::dispatch_receive`], [`Moe::combine_send`] and
+/// [`Moe::combine_receive`]. With [`MoeConfig::in_flight`] of 2, the halves of two micro-batches
+/// can alternate ([`Moe::micro_batch`]). All ranks call the same operations in the same order.
+///
+/// # Results
+/// They have the same bits in every run, with any number of blocks, in every layout, immediately or
+/// in a graph. Rows are in the order of source rank and token. Combine computes
+/// `0 + weight * result + weight * result ..` in the order of a token's selections, in f32, without
+/// fused multiplication and addition, and rounds once.
+#[derive(Clone, Debug)]
+pub struct Moe {
+    comm: Communicator,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: MoeConfig,
+    shape: MoeShape,
+    info: MoeInfo,
+    digest: u64,
+    placement: Tensor,
+    tokens_per_expert: Tensor,
+    wait_ns: Tensor,
+    batches: Vec<Arc<Batch>>,
+}
+
+/// One of the micro-batches of a [`Moe`], with memory and signals of its own.
+#[derive(Clone, Debug)]
+pub struct MicroBatch {
+    moe: Moe,
+    batch: Arc<Batch>,
+}
+
+impl Moe {
+    /// Allocates the memory, and loads the kernels. All ranks must call this together.
+    ///
+    /// Expert e is expert `e % n` of rank `e / n`, where n is the number of experts divided by the
+    /// number of ranks, rounded up; [`Moe::set_placement`] changes this.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a configuration that is not
+    /// possible; [`Error::Communicator`](crate::Error::Communicator) if the ranks pass different
+    /// ones; the errors of [`Communicator::alloc_window`].
+    pub fn new(comm: &Communicator, config: &MoeConfig) -> Result<Self> {
+        if !comm.supports_window() {
+            let detail = format!("backend {} cannot run kernels", comm.backend());
+            return Err(invalid(NAME, detail));
+        }
+        let words = config.words();
+        comm.outside_capture()?
+            .agree(NAME, [], &words, MoeConfig::describe)?;
+        let (shape, blocks) = config.check(comm)?;
+        let batches = (0..config.in_flight)
+            .map(|index| Batch::new(comm, config, &shape, blocks, index).map(Arc::new))
+            .collect::<Result<Vec<_>>>()?;
+        let ranks = comm.size() as usize;
+        let each = config.experts.div_ceil(comm.size());
+        let places: Vec<u32> = (0..config.experts)
+            .map(|expert| place(expert / each, expert % each))
+            .collect();
+        let bytes = batches.iter().map(|batch| batch.bytes()).sum();
+        let rows = shape.result_rows(ranks);
+        let is_expert_major = config.layout == MoeLayout::ExpertMajor;
+        let (row, scale) = if is_expert_major {
+            (shape.payload as usize, shape.scales as usize)
+        } else {
+            (shape.row_stride(), shape.row_stride())
+        };
+        let info = MoeInfo {
+            rows,
+            results: if is_expert_major {
+                rows
+            } else {
+                rows * shape.k()
+            },
+            x_stride: 4 * row / config.payload_type().size(),
+            scales_stride: match config.payload {
+                MoePayload::Same => 0,
+                MoePayload::Fp8(MoeScales::F32) => scale,
+                MoePayload::Fp8(MoeScales::Ue8m0) => 4 * scale,
+            },
+            local_experts: shape.local_experts,
+            blocks,
+            row_bytes: 4 * shape.row_words(),
+            bytes,
+        };
+        let digest = words.iter().fold(0, |digest: u64, word| {
+            (digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        });
+        let shared = Shared {
+            placement: comm.tensor_from(&places)?,
+            tokens_per_expert: comm.tensor(DType::U64, shape.local_experts as usize)?,
+            wait_ns: comm.tensor(DType::U64, ranks)?,
+            config: config.clone(),
+            shape,
+            info,
+            digest,
+            batches,
+        };
+        let moe = Self {
+            comm: comm.clone(),
+            shared: Arc::new(shared),
+        };
+        moe.warm_up()?;
+        Ok(moe)
+    }
+
+    /// Loads the kernels on a GPU, where loading may wait for running kernels.
+    fn warm_up(&self) -> Result<()> {
+        let config = &self.shared.config;
+        let (dispatch, combine) = match config.input {
+            DType::F32 => (&MOE_DISPATCH_FP8_F32, &MOE_COMBINE_F32),
+            DType::F16 => (&MOE_DISPATCH_FP8_F16, &MOE_COMBINE_F16),
+            _ => (&MOE_DISPATCH_FP8_BF16, &MOE_COMBINE_BF16),
+        };
+        match config.payload {
+            MoePayload::Same => self.comm.warm_up_kernel(&MOE_DISPATCH)?,
+            MoePayload::Fp8(_) => self.comm.warm_up_kernel(dispatch)?,
+        }
+        self.comm.warm_up_kernel(combine)?;
+        self.comm.outside_capture()?.barrier()
+    }
+
+    /// Returns the sizes.
+    pub fn info(&self) -> &MoeInfo {
+        &self.shared.info
+    }
+
+    /// Returns the configuration.
+    pub fn config(&self) -> &MoeConfig {
+        &self.shared.config
+    }
+
+    /// Returns this value with another stream, like [`Communicator::on`].
+    #[must_use]
+    pub fn on(&self, stream: &crate::Stream) -> Self {
+        Self {
+            comm: self.comm.on(stream),
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// Returns micro-batch `index`. The operations of [`Moe`] itself use micro-batch 0.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `index` is not below
+    /// [`MoeConfig::in_flight`].
+    pub fn micro_batch(&self, index: usize) -> Result<MicroBatch> {
+        match self.shared.batches.get(index) {
+            Some(batch) => Ok(MicroBatch {
+                moe: self.clone(),
+                batch: Arc::clone(batch),
+            }),
+            None => Err(invalid(
+                NAME,
+                format!(
+                    "micro-batch {index} of {}; MoeConfig::in_flight is their number",
+                    self.shared.batches.len()
+                ),
+            )),
+        }
+    }
+
+    fn first(&self) -> MicroBatch {
+        MicroBatch {
+            moe: self.clone(),
+            batch: Arc::clone(&self.shared.batches[0]),
+        }
+    }
+
+    /// Runs [`MicroBatch::dispatch`] of micro-batch 0.
+    ///
+    /// # Errors
+    /// As [`MicroBatch::dispatch`].
+    pub fn dispatch(&self, x: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Dispatched> {
+        self.first().dispatch(x, ids, weights)
+    }
+
+    /// Runs [`MicroBatch::dispatch_send`] of micro-batch 0.
+    ///
+    /// # Errors
+    /// As [`MicroBatch::dispatch`].
+    pub fn dispatch_send(&self, x: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Dispatched> {
+        self.first().dispatch_send(x, ids, weights)
+    }
+
+    /// Runs [`MicroBatch::dispatch_receive`] of the micro-batch that `dispatched` belongs to.
+    ///
+    /// # Errors
+    /// As [`MicroBatch::dispatch`].
+    pub fn dispatch_receive(&self, dispatched: &Dispatched) -> Result<()> {
+        self.of(dispatched)?.dispatch_receive(dispatched)
+    }
+
+    /// Runs [`MicroBatch::combine`] of the micro-batch that `dispatched` belongs to.
+    ///
+    /// # Errors
+    /// As [`MicroBatch::combine`].
+    pub fn combine(&self, y: &Tensor, dispatched: &Dispatched, out: &Tensor) -> Result<()> {
+        self.of(dispatched)?.combine(y, dispatched, out)
+    }
+
+    /// Runs [`MicroBatch::combine_send`] of the micro-batch that `dispatched` belongs to.
+    ///
+    /// # Errors
+    /// As [`MicroBatch::combine`].
+    pub fn combine_send(&self, y: &Tensor, dispatched: &Dispatched) -> Result<()> {
+        self.of(dispatched)?.combine_send(y, dispatched)
+    }
+
+    /// Runs [`MicroBatch::combine_receive`] of the micro-batch that `dispatched` belongs to.
+    ///
+    /// # Errors
+    /// As [`MicroBatch::combine`].
+    pub fn combine_receive(&self, dispatched: &Dispatched, out: &Tensor) -> Result<()> {
+        self.of(dispatched)?.combine_receive(dispatched, out)
+    }
+
+    fn of(&self, dispatched: &Dispatched) -> Result<MicroBatch> {
+        self.micro_batch(dispatched.batch.index)
+    }
+
+    /// Returns the place of each expert: `rank << 16 | index`, u32. Each dispatch reads it, so it
+    /// may change between launches and replays, in the same way on all ranks.
+    pub fn placement(&self) -> &Tensor {
+        &self.shared.placement
+    }
+
+    /// Sets the rank of each expert. The experts of a rank are numbered in their order. All ranks
+    /// must set the same ranks between the same launches. Waits until launches that use the
+    /// placement have ended.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if there are not as many ranks as
+    /// experts, if a rank does not exist, or if it has more than [`MoeInfo::local_experts`].
+    pub fn set_placement(&self, ranks: &[u32]) -> Result<()> {
+        let refuse = |detail: String| Err(invalid("moe placement", detail));
+        let (experts, most) = (self.shared.config.experts, self.shared.info.local_experts);
+        if ranks.len() != experts as usize {
+            return refuse(format!("{} ranks for {experts} experts", ranks.len()));
+        }
+        let mut counts = vec![0; self.comm.size() as usize];
+        let mut places = Vec::with_capacity(ranks.len());
+        for (expert, &rank) in ranks.iter().enumerate() {
+            let Some(count) = counts.get_mut(rank as usize) else {
+                let size = self.comm.size();
+                return refuse(format!("expert {expert} on rank {rank} of {size}"));
+            };
+            if *count == most {
+                return refuse(format!(
+                    "more than {most} experts on rank {rank}; MoeConfig::local_experts is the \
+                     greatest number"
+                ));
+            }
+            places.push(place(rank, *count));
+            *count += 1;
+        }
+        self.shared.placement.copy_from(&places)
+    }
+
+    /// Returns the number of selections of each expert of this rank, over all dispatches; u64.
+    pub fn tokens_per_expert(&self) -> &Tensor {
+        &self.shared.tokens_per_expert
+    }
+
+    /// Returns the nanoseconds for which block 0 has waited for the rows of each rank, over all
+    /// dispatches, from the begin of the wait for all ranks; u64.
+    pub fn wait_ns(&self) -> &Tensor {
+        &self.shared.wait_ns
+    }
+
+    /// Frees the memory that the peers can write. All ranks must call this together. Memory that is
+    /// not freed lives as long as the communicator.
+    ///
+    /// # Errors
+    /// The communicator's failure, if it has failed. The memory is then not freed.
+    pub fn free(self) -> Result<()> {
+        for batch in &self.shared.batches {
+            batch.rows.clone().free()?;
+            batch.results.clone().free()?;
+        }
+        Ok(())
+    }
+
+    /// Checks a tensor that a launch gets.
+    fn check(
+        &self,
+        operation: &'static str,
+        (name, tensor): (&str, &Tensor),
+        dtype: DType,
+        count: usize,
+    ) -> Result<()> {
+        if tensor.dtype() != dtype || tensor.len() != count {
+            return Err(invalid(
+                operation,
+                format!(
+                    "{name} has {} elements of {}; {count} of {} are needed",
+                    tensor.len(),
+                    tensor.dtype().name(),
+                    dtype.name()
+                ),
+            ));
+        }
+        if !(tensor.as_ptr() as usize).is_multiple_of(16) && count > 0 {
+            return Err(invalid(
+                operation,
+                format!("{name} is not aligned to 16 bytes"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the shape of a launch.
+    fn shape(&self, halves: MoeFlags) -> MoeShape {
+        MoeShape {
+            flags: self.shared.shape.flags.with(halves),
+            ..self.shared.shape
+        }
+    }
+
+    /// Returns a hash of the configuration and of the halves that a launch runs.
+    fn digest(&self, halves: MoeFlags) -> u64 {
+        self.shared.digest ^ u64::from(halves.0)
+    }
+}
+
+/// Both halves of an operation.
+const BOTH: MoeFlags = MoeFlags::SEND.with(MoeFlags::RECEIVE);
+
+impl MicroBatch {
+    /// Sends each token to the ranks of its experts, and receives the tokens for the experts of
+    /// this rank.
+    ///
+    /// `ids` has `top_k` experts for each token, i32, and `weights` their weights, f32. Selections
+    /// with a negative id are not sent. An expert that a token selects twice counts twice. `x` has
+    /// the tokens, up to [`MoeConfig::max_tokens`]; their number may differ between ranks, and be
+    /// 0. Combine reads `ids` and `weights` again, so they must stay as they are until then.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a tensor does not have the
+    /// right type and length; the communicator's failure.
+    pub fn dispatch(&self, x: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Dispatched> {
+        let dispatched = self.dispatched(x, ids, weights)?;
+        self.launch_dispatch(BOTH, Some(x), &dispatched)?;
+        Ok(dispatched)
+    }
+
+    /// Runs the sending half of [`MicroBatch::dispatch`]. The tensors of the result have their
+    /// contents after [`MicroBatch::dispatch_receive`].
+    ///
+    /// # Errors
+    /// As [`MicroBatch::dispatch`].
+    pub fn dispatch_send(&self, x: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Dispatched> {
+        let dispatched = self.dispatched(x, ids, weights)?;
+        self.launch_dispatch(MoeFlags::SEND, Some(x), &dispatched)?;
+        Ok(dispatched)
+    }
+
+    /// Runs the receiving half of [`MicroBatch::dispatch`].
+    ///
+    /// # Errors
+    /// As [`MicroBatch::dispatch`].
+    pub fn dispatch_receive(&self, dispatched: &Dispatched) -> Result<()> {
+        self.check_own("moe_dispatch", dispatched)?;
+        self.launch_dispatch(MoeFlags::RECEIVE, None, dispatched)
+    }
+
+    /// Returns the experts' results to the ranks of their tokens, and adds the results of this
+    /// rank's tokens, multiplied by their weights, to `out`.
+    ///
+    /// `y` has [`MoeInfo::results`] rows in the input's type. In expert-major order, row i is the
+    /// result of row i of [`Dispatched::x`]; it may be the same tensor. In rank-major order, row
+    /// `i * top_k + k` is the result of row i for its expert k. Only the results of experts of this
+    /// rank are read. A token without experts has the result 0.
+    ///
+    /// # Errors
+    /// As [`MicroBatch::dispatch`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) if
+    /// `dispatched` belongs to another micro-batch.
+    pub fn combine(&self, y: &Tensor, dispatched: &Dispatched, out: &Tensor) -> Result<()> {
+        self.launch_combine(BOTH, Some(y), dispatched, Some(out))
+    }
+
+    /// Runs the sending half of [`MicroBatch::combine`].
+    ///
+    /// # Errors
+    /// As [`MicroBatch::combine`].
+    pub fn combine_send(&self, y: &Tensor, dispatched: &Dispatched) -> Result<()> {
+        self.launch_combine(MoeFlags::SEND, Some(y), dispatched, None)
+    }
+
+    /// Runs the receiving half of [`MicroBatch::combine`].
+    ///
+    /// # Errors
+    /// As [`MicroBatch::combine`].
+    pub fn combine_receive(&self, dispatched: &Dispatched, out: &Tensor) -> Result<()> {
+        self.launch_combine(MoeFlags::RECEIVE, None, dispatched, Some(out))
+    }
+
+    /// Checks the inputs of a dispatch, and returns its results.
+    fn dispatched(&self, x: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Dispatched> {
+        const OPERATION: &str = "moe_dispatch";
+        let Shared { config, shape, .. } = &*self.moe.shared;
+        let (k, hidden) = (config.top_k as usize, config.hidden);
+        let tokens = ids.len() / k;
+        if !ids.len().is_multiple_of(k) || tokens > config.max_tokens {
+            return Err(invalid(
+                OPERATION,
+                format!(
+                    "{} ids for {k} experts of a token; a multiple, for up to {} tokens, is needed",
+                    ids.len(),
+                    config.max_tokens
+                ),
+            ));
+        }
+        self.moe
+            .check(OPERATION, ("ids", ids), DType::I32, tokens * k)?;
+        self.moe
+            .check(OPERATION, ("weights", weights), DType::F32, tokens * k)?;
+        self.moe
+            .check(OPERATION, ("x", x), config.input, tokens * hidden)?;
+        let ranks = self.moe.comm.size() as usize;
+        let (meta, batch) = (shape.meta(ranks), &self.batch);
+        let Meta {
+            counts,
+            offsets,
+            rows,
+            each,
+            ..
+        } = meta;
+        let words = |first: usize, dtype, count| batch.meta.view(4 * first, dtype, count);
+        let (x, scales) = self.payload();
+        Ok(Dispatched {
+            x,
+            scales,
+            counts: words(0, DType::U32, counts),
+            offsets: (offsets > 0).then(|| words(meta.offsets_at, DType::U32, offsets)),
+            sources: words(meta.sources_at, DType::U32, 2 * rows),
+            ids: words(meta.ids_at, DType::I32, each * rows),
+            weights: words(meta.weights_at, DType::F32, each * rows),
+            batch: Arc::clone(batch),
+            selected: (ids.clone(), weights.clone()),
+        })
+    }
+
+    /// Returns the rows and their scales.
+    fn payload(&self) -> (Tensor, Option<Tensor>) {
+        let Shared {
+            config,
+            shape,
+            info,
+            ..
+        } = &*self.moe.shared;
+        let (dtype, batch) = (config.payload_type(), &self.batch);
+        let (x_at, scales_at) = match config.layout {
+            MoeLayout::ExpertMajor => (0, 0),
+            MoeLayout::RankMajor => {
+                let ranks = self.moe.comm.size() as usize;
+                let rows = shape.rows(0, ranks, info.blocks as usize);
+                (4 * rows, 4 * (rows + shape.payload as usize))
+            }
+        };
+        let elements = |stride: usize, last: usize| match info.rows {
+            0 => 0,
+            rows => (rows - 1) * stride + last,
+        };
+        let x = batch
+            .out
+            .view(x_at, dtype, elements(info.x_stride, config.hidden));
+        let scales = match config.payload {
+            MoePayload::Same => None,
+            MoePayload::Fp8(MoeScales::F32) => Some((DType::F32, shape.scales as usize)),
+            MoePayload::Fp8(MoeScales::Ue8m0) => Some((DType::U8, 4 * shape.scales as usize)),
+        };
+        let scales = scales.map(|(dtype, last)| {
+            let count = elements(info.scales_stride, last);
+            batch.scales.view(scales_at, dtype, count)
+        });
+        (x, scales)
+    }
+
+    /// Checks that a result belongs to this micro-batch.
+    fn check_own(&self, operation: &'static str, dispatched: &Dispatched) -> Result<()> {
+        if Arc::ptr_eq(&self.batch, &dispatched.batch) {
+            return Ok(());
+        }
+        Err(invalid(
+            operation,
+            format!(
+                "the tokens were dispatched by another micro-batch than micro-batch {} of this Moe",
+                self.batch.index
+            ),
+        ))
+    }
+
+    /// Launches dispatch. The receiving half has no `x`.
+    fn launch_dispatch(
+        &self,
+        halves: MoeFlags,
+        x: Option<&Tensor>,
+        dispatched: &Dispatched,
+    ) -> Result<()> {
+        let (moe, batch) = (&self.moe, &*self.batch);
+        let Shared { config, info, .. } = &*moe.shared;
+        let x = x.unwrap_or(&batch.none);
+        let (ids, weights) = &dispatched.selected;
+        let (shape, config_digest) = (moe.shape(halves), moe.digest(halves));
+        let fp8 = match config.input {
+            DType::F32 => MOE_DISPATCH_FP8_F32,
+            DType::F16 => MOE_DISPATCH_FP8_F16,
+            _ => MOE_DISPATCH_FP8_BF16,
+        };
+        // SAFETY: the buffers have been checked, and are aligned to 16 bytes. Each of the memories
+        // of the micro-batch is an allocation of its own, and launches are ordered by their
+        // accesses to tensors.
+        unsafe {
+            match config.payload {
+                MoePayload::Same => moe
+                    .comm
+                    .kernel(MoeDispatch {
+                        rows: (&batch.rows).into(),
+                        x: words(x),
+                        ids: ids.into(),
+                        weights: weights.into(),
+                        placement: (&moe.shared.placement).into(),
+                        own: (&batch.own).into(),
+                        meta: (&batch.meta).into(),
+                        out: (&batch.out).into(),
+                        scales: (&batch.scales).into(),
+                        tokens_per_expert: (&moe.shared.tokens_per_expert).into(),
+                        wait_ns: (&moe.shared.wait_ns).into(),
+                        shape,
+                        config: config_digest,
+                    })
+                    .blocks(info.blocks)
+                    .enqueue_unchecked(),
+                MoePayload::Fp8(_) => moe
+                    .comm
+                    .kernel(MoeDispatchFp8 {
+                        kernel: fp8,
+                        rows: (&batch.rows).into(),
+                        x: x.into(),
+                        ids: ids.into(),
+                        weights: weights.into(),
+                        placement: (&moe.shared.placement).into(),
+                        own: (&batch.own).into(),
+                        meta: (&batch.meta).into(),
+                        out: (&batch.out).into(),
+                        scales: (&batch.scales).into(),
+                        tokens_per_expert: (&moe.shared.tokens_per_expert).into(),
+                        wait_ns: (&moe.shared.wait_ns).into(),
+                        shape,
+                        config: config_digest,
+                    })
+                    .blocks(info.blocks)
+                    .enqueue_unchecked(),
+            }
+        }
+        .map(drop)
+    }
+
+    /// Launches combine. The sending half has no `out`, and the receiving half no `y`.
+    fn launch_combine(
+        &self,
+        halves: MoeFlags,
+        y: Option<&Tensor>,
+        dispatched: &Dispatched,
+        out: Option<&Tensor>,
+    ) -> Result<()> {
+        const OPERATION: &str = "moe_combine";
+        let (moe, batch) = (&self.moe, &*self.batch);
+        let Shared { config, info, .. } = &*moe.shared;
+        self.check_own(OPERATION, dispatched)?;
+        let (ids, weights) = &dispatched.selected;
+        let tokens = ids.len() / config.top_k as usize;
+        if let Some(y) = y {
+            let count = info.results * config.hidden;
+            moe.check(OPERATION, ("y", y), config.input, count)?;
+        }
+        if let Some(out) = out {
+            let count = tokens * config.hidden;
+            moe.check(OPERATION, ("out", out), config.input, count)?;
+        }
+        let kernel = match config.input {
+            DType::F32 => MOE_COMBINE_F32,
+            DType::F16 => MOE_COMBINE_F16,
+            _ => MOE_COMBINE_BF16,
+        };
+        let arguments = MoeCombine {
+            kernel,
+            rows: (&batch.rows).into(),
+            results: (&batch.results).into(),
+            y: y.unwrap_or(&batch.none).into(),
+            ids: ids.into(),
+            weights: weights.into(),
+            own: (&batch.own).into(),
+            out: out.unwrap_or(&batch.none).into(),
+            shape: moe.shape(halves),
+            config: moe.digest(halves),
+        };
+        let launch = moe.comm.kernel(arguments).blocks(info.blocks);
+        // SAFETY: as in `launch_dispatch`.
+        unsafe { launch.enqueue_unchecked() }.map(drop)
+    }
+}
+
+/// Returns a tensor as words of 4 bytes. Its length is a multiple of 8 elements of at least 2
+/// bytes.
+fn words(tensor: &Tensor) -> Buffer<'_, u32> {
+    let count = tensor.len() * tensor.dtype().size() / 4;
+    // SAFETY: the tensor's memory has the words, and is valid as long as the tensor or a clone of
+    // it lives.
+    unsafe { Buffer::new(tensor.as_ptr(), count as u64, DType::U32, tensor) }
+}
+
+impl Batch {
+    /// Allocates the memory of a micro-batch. All ranks together.
+    fn new(
+        comm: &Communicator,
+        config: &MoeConfig,
+        shape: &MoeShape,
+        blocks: u32,
+        index: usize,
+    ) -> Result<Self> {
+        let (ranks, blocks) = (comm.size() as usize, blocks as usize);
+        let options = |signals| WindowOptions::new().signals(signals).counters(0);
+        let rows = shape.window_words(ranks, blocks);
+        let rows = comm.alloc_window(DType::U32, rows, options(4))?;
+        let results = config.max_tokens * shape.k() * config.hidden;
+        let results = comm.alloc_window(config.input, results, options(1))?;
+        let tensor = |count| comm.tensor(DType::U32, count);
+        let (out, scales) = match config.layout {
+            MoeLayout::ExpertMajor => {
+                let rows = shape.capacity as usize;
+                let scales = tensor(rows * shape.scales as usize)?;
+                (tensor(rows * shape.payload as usize)?, scales)
+            }
+            MoeLayout::RankMajor => (rows.tensor().clone(), rows.tensor().clone()),
+        };
+        Ok(Self {
+            index,
+            own: tensor(shape.own(ranks, blocks).words)?,
+            meta: tensor(shape.meta(ranks).words)?,
+            none: comm.tensor(config.input, 0)?,
+            out,
+            scales,
+            rows,
+            results,
+        })
+    }
+
+    /// Returns the bytes of this rank's memory.
+    fn bytes(&self) -> usize {
+        let is_window = self.out.as_ptr() == self.rows.tensor().as_ptr();
+        let copies = [&self.out, &self.scales].into_iter();
+        let copies = copies.filter(|_| !is_window);
+        [
+            self.rows.tensor(),
+            self.results.tensor(),
+            &self.own,
+            &self.meta,
+        ]
+        .into_iter()
+        .chain(copies)
+        .map(|tensor| tensor.len() * tensor.dtype().size())
+        .sum()
+    }
+}

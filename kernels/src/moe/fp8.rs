@@ -1,0 +1,200 @@
+//! Payload in fp8, with a scale for each group of channels.
+//!
+//! With `a` the greatest magnitude of a group, at least 1e-4, the scale is `a / 448`, and an
+//! element is `x * (448 / a)`, rounded to the nearest E4M3 (ties to even), saturating. For UE8M0
+//! the scale is rounded up to a power of two, and an element is `x / scale`. A NaN makes all
+//! elements of its group and the scale NaN; with UE8M0, so does an infinity.
+
+use fusewire_device::element::E4m3;
+use fusewire_device::mem;
+use fusewire_device::{Block, Element, Group, In, Machine};
+
+use crate::chunk;
+
+use super::dispatch::Payload;
+use super::routing::Own;
+use super::shape::{GROUP, MoeFlags, MoeShape};
+
+/// The largest finite E4M3.
+const LARGEST: f32 = 448.0;
+/// Lower bound of the greatest magnitude.
+const LEAST: f32 = 1e-4;
+/// Elements of a lane: lanes divide a group.
+const CHUNK: usize = 8;
+/// Lanes of a group.
+const LANES: usize = GROUP / CHUNK;
+
+/// Payload that is quantized in the rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quantized<'a, T> {
+    pub(super) x: In<'a, T>,
+}
+
+impl<T: Element<Acc = f32>> Payload for Quantized<'_, T> {
+    #[inline(always)]
+    unsafe fn prepare<M: Machine>(
+        self,
+        block: Block<M>,
+        shape: &MoeShape,
+        own: &Own<'_>,
+        (first, last): (usize, usize),
+    ) {
+        let groups = shape.hidden as usize / GROUP;
+        let target = |group: usize| Target {
+            own,
+            shape,
+            token: first + group / groups,
+            group: group % groups,
+        };
+        let count = (last - first) * groups;
+        if M::LANES == 1 || block.machine().warp_size() < LANES as u32 {
+            for group in block.elements_of_block(count) {
+                let target = target(group);
+                let source = self.group(&target);
+                if source.len() < GROUP {
+                    continue; // An error has been recorded.
+                }
+                let mut greatest = 0;
+                for chunk in 0..GROUP / CHUNK {
+                    // SAFETY: the group has the chunk; its address is aligned (precondition).
+                    let values =
+                        unsafe { chunk::read::<M, T, CHUNK>(source.as_ptr().add(chunk * CHUNK)) };
+                    greatest = greatest.max(magnitude(values));
+                }
+                let factor = target.put_scale(greatest, true);
+                for chunk in 0..GROUP / CHUNK {
+                    // SAFETY: as above.
+                    let values =
+                        unsafe { chunk::read::<M, T, CHUNK>(source.as_ptr().add(chunk * CHUNK)) };
+                    target.put::<M, T>(chunk, values, factor);
+                }
+            }
+            return;
+        }
+        let mut start = 0;
+        // All lanes stay in the loop, because of the shuffles.
+        while start < count * LANES {
+            let position = start + block.rank() as usize;
+            start += block.size() as usize;
+            let is_there = position < count * LANES;
+            let target = target(if is_there { position / LANES } else { 0 });
+            let chunk = position % LANES;
+            let mut values = [T::narrow(0.0); CHUNK];
+            if is_there {
+                let source = self.group(&target);
+                if source.len() == GROUP {
+                    // SAFETY: the group has the chunk; its address is aligned (precondition).
+                    values =
+                        unsafe { chunk::read::<M, T, CHUNK>(source.as_ptr().add(chunk * CHUNK)) };
+                }
+            }
+            let mut greatest = magnitude(values);
+            let mut mask = 1;
+            while mask < LANES as u32 {
+                greatest = greatest.max(block.machine().shuffle_xor(greatest, mask));
+                mask *= 2;
+            }
+            let factor = target.put_scale(greatest, is_there && chunk == 0);
+            if is_there {
+                target.put::<M, T>(chunk, values, factor);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn of<'a>(self, shape: &MoeShape, _token: usize, packed: In<'a, u32>) -> In<'a, u32>
+    where
+        Self: 'a,
+    {
+        packed.slice(0, shape.payload as usize)
+    }
+}
+
+impl<'a, T: Element> Quantized<'a, T> {
+    /// Returns the elements of a group.
+    #[inline(always)]
+    fn group(&self, target: &Target<'_, '_>) -> In<'a, T> {
+        let row = target.token * target.shape.hidden as usize;
+        self.x.slice(row + target.group * GROUP, GROUP)
+    }
+}
+
+/// A group in the row of its token.
+#[derive(Clone, Copy)]
+struct Target<'s, 'a> {
+    own: &'s Own<'a>,
+    shape: &'s MoeShape,
+    token: usize,
+    group: usize,
+}
+
+impl Target<'_, '_> {
+    /// Computes the scale for magnitudes up to the one with the bits `greatest`, and writes it if
+    /// `writes` is true. Returns the factor by which elements are multiplied.
+    #[inline(always)]
+    fn put_scale(&self, greatest: u32, writes: bool) -> f32 {
+        let greatest = f32::from_bits(greatest);
+        let greatest = if greatest < LEAST { LEAST } else { greatest };
+        let scale = greatest / LARGEST;
+        let scales = self.shape.payload as usize;
+        let row = self.own.packed(self.token);
+        if !self.shape.flags.has(MoeFlags::UE8M0) {
+            if writes {
+                row.set(scales + self.group, scale.to_bits());
+            }
+            return LARGEST / greatest;
+        }
+        // The next power of two. The least scale is normal; infinity and NaN stay above all others.
+        let bits = scale.to_bits();
+        let exponent = (bits >> 23) + u32::from(bits & 0x7f_ffff != 0);
+        let exponent = if exponent > 255 { 255 } else { exponent };
+        if writes {
+            let words = row.slice(scales, self.shape.scales as usize);
+            if self.group < 4 * words.len() {
+                let at = words.as_ptr().cast::<u8>().wrapping_add(self.group);
+                // SAFETY: the words have the byte; only this lane writes it.
+                unsafe { mem::write(at, exponent as u8) };
+            }
+        }
+        if exponent == 255 {
+            return f32::NAN;
+        }
+        1.0 / f32::from_bits(exponent << 23)
+    }
+
+    /// Writes a chunk of the group: the values times the factor.
+    #[inline(always)]
+    fn put<M: Machine, T: Element<Acc = f32>>(
+        &self,
+        chunk: usize,
+        values: [T; CHUNK],
+        factor: f32,
+    ) {
+        let mut scaled = chunk::widen(values);
+        for i in 0..CHUNK {
+            scaled[i] *= factor;
+        }
+        let word = (self.group * GROUP + chunk * CHUNK) / 4;
+        let words = self.own.packed(self.token).slice(word, CHUNK / 4);
+        if words.len() == CHUNK / 4 {
+            // SAFETY: the words have the elements, at a multiple of 8 bytes; only this lane writes
+            // them.
+            unsafe {
+                chunk::write::<M, E4m3, CHUNK>(words.as_ptr().cast(), chunk::narrow(scaled));
+            }
+        }
+    }
+}
+
+/// Returns the bits of the greatest magnitude. Bits grow with magnitudes; those of a NaN are
+/// greater than all others.
+#[inline(always)]
+fn magnitude<T: Element<Acc = f32>>(values: [T; CHUNK]) -> u32 {
+    let values = chunk::widen(values);
+    let mut greatest = 0;
+    for i in 0..CHUNK {
+        let bits = values[i].to_bits() & 0x7fff_ffff;
+        greatest = if bits > greatest { bits } else { greatest };
+    }
+    greatest
+}

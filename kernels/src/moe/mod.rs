@@ -1,0 +1,242 @@
+//! Mixture of experts: dispatch of tokens to the ranks of their experts, and combination of the
+//! experts' results.
+//!
+//! A router has chosen `top_k` experts for each token; a token with one of its experts is a
+//! *selection*. [`moe_dispatch`] sends a token once to each rank that has some of its experts.
+//! [`moe_combine`] sends the result of each selection back to the token's rank, which adds them in
+//! the order of the selections. Each kernel has two halves, which run in one launch or in two: one
+//! sends, the other receives.
+//!
+//! # Protocol
+//! Memory and signals belong to a micro-batch, whose launches follow each other. In dispatch,
+//! block b of a rank writes the rows of its part of the tokens, and an announcement, to every rank,
+//! and raises [`ROWS`]; block b of the receiver waits for block b of every rank. In combine, block
+//! b returns the results of the rows that it has received from block b of the rank, and raises
+//! [`RESULTS`].
+//!
+//! Rows and announcements:
+//! - **Who may overwrite what:** a rank overwrites its rows and announcements of dispatch n at a
+//!   peer in dispatch n + 1,
+//! - **after having acquired** the peer's signal [`RESULTS`] of the combine between them, in all
+//!   blocks (an earlier launch); without a combine between them, the peer's signal [`ENTRY`] of
+//!   dispatch n + 1,
+//! - **released by** the peer, after it has read the rows in combine, or after the launches before
+//!   dispatch n + 1.
+//!
+//! Results:
+//! - **Who may overwrite what:** a rank overwrites its results of a combine at a peer in the next
+//!   combine,
+//! - **after having acquired** the peer's signal [`ROWS`] of the dispatch between them; without a
+//!   dispatch between them, the peer's signal [`ENTRY`] of the next combine,
+//! - **released by** the peer, after the launch in which it has read the results.
+//!
+//! If more rows may arrive than the result has ([`MoeFlags::BOUNDED`]), the announcements come
+//! first, with [`COUNTS`]. A rank for which the rows of all ranks fit raises [`FITS`], and no rank
+//! sends rows before it has that signal of every rank. So the launch fails on all ranks before rows
+//! move. The last launch's rows are protected as above.
+//!
+//! Every rank raises its signals to every rank, also if it has no rows for it, and all ranks make
+//! the same calls. So all ranks find the same *step* of the micro-batch, which says whether a
+//! launch begins with [`ENTRY`].
+//!
+//! | file | subject |
+//! |---|---|
+//! | `shape` | sizes, layout of the memory |
+//! | `routing` | slots and indices of the rows |
+//! | `dispatch`, `combine` | the kernels |
+//! | `fp8` | quantization of the payload |
+
+mod combine;
+mod dispatch;
+mod fp8;
+mod routing;
+mod shape;
+
+use fusewire_device::session::Session;
+use fusewire_device::{Aborted, Bf16, Element, F16, In, InOut, Machine, Out, Window, kernel};
+
+pub use self::shape::{GROUP, Meta, MoeFlags, MoeShape, NONE, OwnLayout, place};
+
+use self::combine::Combine;
+use self::dispatch::{Dispatch, Raw};
+use self::fp8::Quantized;
+
+/// Signal of the window of rows: the rows of the block have arrived.
+pub const ROWS: u32 = 0;
+/// Signal of the window of rows: the rank has begun a launch that overwrites what peers may read.
+pub const ENTRY: u32 = 1;
+/// Signal of the window of rows: the announcements have arrived, before the rows.
+pub const COUNTS: u32 = 2;
+/// Signal of the window of rows: the rank has room for all rows.
+pub const FITS: u32 = 3;
+/// Signal of the window of results: the results of the block have arrived.
+pub const RESULTS: u32 = 0;
+
+/// Failure code: an expert does not exist.
+pub const UNKNOWN_EXPERT: u32 = 1;
+/// Failure code: an expert is on a rank that does not exist, or at the place of another.
+pub const PLACEMENT: u32 = 2;
+/// Failure code: the halves of a micro-batch do not follow each other.
+pub const ORDER: u32 = 3;
+/// Failure code: more rows than the result has.
+pub const CAPACITY: u32 = 4;
+/// Failure code: a rank has announced rows that it cannot have sent.
+pub const ANNOUNCEMENT: u32 = 5;
+
+/// Step of a micro-batch: nothing has been sent.
+const IDLE: u32 = 0;
+/// Step of a micro-batch: dispatch has sent.
+const SENT: u32 = 1;
+/// Step of a micro-batch: dispatch has received.
+const DISPATCHED: u32 = 2;
+/// Step of a micro-batch: combine has sent.
+const RETURNED: u32 = 3;
+/// Step of a micro-batch: combine has received.
+const COMBINED: u32 = 4;
+
+/// Sends each token to the ranks of its experts, and receives the tokens for the experts of this
+/// rank.
+///
+/// `ids` and `weights` have `top_k` elements for each token, up to `max_tokens`; selections with a
+/// negative id are not sent. `x` has the payload of the tokens. `placement` has the
+/// [place](place) of each expert. `own` is the memory of the micro-batch that only this rank uses
+/// ([`MoeShape::own`]), `meta` gets the description of the result ([`MoeShape::meta`]), and
+/// `tokens_per_expert` the number of rows of each expert of this rank, added to what it has. In
+/// expert-major order, `out` gets the payload and `scales` the scales; otherwise both stay in the
+/// window, and are the result for the code that follows. `wait_ns` gets the nanoseconds from the
+/// begin of the wait to the arrival of each rank's rows, added to what it has; it may be empty.
+///
+/// # Safety
+/// On a GPU, all buffers must be aligned to 16 bytes. During the launch, nothing else may write the
+/// inputs or access the other buffers, which do not overlap.
+#[kernel(failures(
+    UNKNOWN_EXPERT = "expert {a} does not exist; there are {b} experts (ids of -1 are not sent)",
+    PLACEMENT = "expert {a} has the place {b} (rank << 16 | index), which does not exist or is \
+                 that of another expert",
+    ORDER = "the micro-batch is at step {a}; send, receive, combine's send and combine's receive \
+             must follow each other",
+    CAPACITY = "{a} rows have arrived, which exceeds the capacity of {b} rows",
+    ANNOUNCEMENT = "rank {a} has announced {b} rows, which is not possible",
+))]
+pub unsafe fn moe_dispatch(
+    session: &mut Session<impl Machine>,
+    rows: Window<u32>,
+    x: In<u32>,
+    ids: In<i32>,
+    weights: In<f32>,
+    placement: In<u32>,
+    own: InOut<u32>,
+    meta: Out<u32>,
+    out: Out<u32>,
+    scales: Out<u32>,
+    tokens_per_expert: InOut<u64>,
+    wait_ns: InOut<u64>,
+    #[words(5)] shape: MoeShape,
+    #[agreed] config: u64,
+) -> Result<(), Aborted> {
+    let _ = config;
+    let dispatch = Dispatch {
+        shape,
+        rows,
+        meta,
+        out,
+        scales,
+        tokens_per_expert,
+        wait_ns,
+    };
+    // SAFETY: the precondition of this function.
+    unsafe { dispatch.run(session, Raw { x }, (ids, weights, placement), own) }
+}
+
+/// Does what [`moe_dispatch`] does with `x` in the type of the elements, and quantizes it to fp8 in
+/// groups of [`GROUP`] channels.
+///
+/// # Safety
+/// As [`moe_dispatch`].
+#[kernel(
+    params = MoeDispatchParams,
+    each(T: f32 = f32, f16 = F16, bf16 = Bf16),
+    failures(
+        UNKNOWN_EXPERT = "expert {a} does not exist; there are {b} experts (ids of -1 are not \
+                          sent)",
+        PLACEMENT = "expert {a} has the place {b} (rank << 16 | index), which does not exist or \
+                     is that of another expert",
+        ORDER = "the micro-batch is at step {a}; send, receive, combine's send and combine's \
+                 receive must follow each other",
+        CAPACITY = "{a} rows have arrived, which exceeds the capacity of {b} rows",
+        ANNOUNCEMENT = "rank {a} has announced {b} rows, which is not possible",
+    )
+)]
+pub unsafe fn moe_dispatch_fp8<T: Element<Acc = f32>>(
+    session: &mut Session<impl Machine>,
+    rows: Window<u32>,
+    x: In<T>,
+    ids: In<i32>,
+    weights: In<f32>,
+    placement: In<u32>,
+    own: InOut<u32>,
+    meta: Out<u32>,
+    out: Out<u32>,
+    scales: Out<u32>,
+    tokens_per_expert: InOut<u64>,
+    wait_ns: InOut<u64>,
+    #[words(5)] shape: MoeShape,
+    #[agreed] config: u64,
+) -> Result<(), Aborted> {
+    let _ = config;
+    let dispatch = Dispatch {
+        shape,
+        rows,
+        meta,
+        out,
+        scales,
+        tokens_per_expert,
+        wait_ns,
+    };
+    // SAFETY: the precondition of this function.
+    unsafe { dispatch.run(session, Quantized { x }, (ids, weights, placement), own) }
+}
+
+/// Sends the result of each selection to the rank of its token, and adds the results of each token
+/// of this rank: `out = 0 + weight * result + weight * result ..`, in the order of the selections
+/// with an expert. Products and sums are f32; the sum is rounded once.
+///
+/// `y` has the results: in expert-major order one for each row of the result of [`moe_dispatch`],
+/// otherwise one for each selection of each row. The rows are read in the window. `ids` and
+/// `weights` are those of the dispatch.
+///
+/// # Safety
+/// As [`moe_dispatch`]. `y` may be `out` of the dispatch.
+#[kernel(
+    each(T: f32 = f32, f16 = F16, bf16 = Bf16),
+    failures(
+        ORDER = "the micro-batch is at step {a}; send, receive, combine's send and combine's \
+                 receive must follow each other",
+        ANNOUNCEMENT = "rank {a} has announced {b} rows, which is not possible",
+    )
+)]
+pub unsafe fn moe_combine<T: Element<Acc = f32>>(
+    session: &mut Session<impl Machine>,
+    rows: Window<u32>,
+    results: Window<T>,
+    y: In<T>,
+    ids: In<i32>,
+    weights: In<f32>,
+    own: InOut<u32>,
+    out: Out<T>,
+    #[words(5)] shape: MoeShape,
+    #[agreed] config: u64,
+) -> Result<(), Aborted> {
+    let _ = config;
+    let combine = Combine {
+        shape,
+        rows,
+        results,
+        y,
+        ids,
+        weights,
+        out,
+    };
+    // SAFETY: the precondition of this function.
+    unsafe { combine.run(session, own) }
+}

@@ -1,0 +1,430 @@
+//! Routing: the slot of each row at its receiver, and the index of each selection at its expert.
+//!
+//! Rows for a rank have slots in the order of their tokens, and the selections of an expert have
+//! indices in the order of the tokens and their selections, whatever the numbers of blocks and
+//! lanes. Each block counts the selections of all tokens, so that no block waits for another.
+
+use fusewire_device::group::slice;
+use fusewire_device::session::{Aborted, Session, Unvoted};
+use fusewire_device::{Block, Group, In, InOut, Machine};
+
+use super::shape::{
+    ANNOUNCED, COUNTERS_AT, HEADER, MoeShape, NONE, OwnLayout, SEGMENTS, SELECTION, local_of,
+    rank_of,
+};
+use super::{PLACEMENT, UNKNOWN_EXPERT};
+
+/// The memory that only this rank uses, as a block sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own<'a> {
+    shape: MoeShape,
+    layout: OwnLayout,
+    words: InOut<'a, u32>,
+    block: InOut<'a, u32>,
+}
+
+impl<'a> Own<'a> {
+    /// Wraps the words of the rank.
+    #[inline(always)]
+    pub(super) fn new<M: Machine>(
+        s: &Session<M>,
+        shape: MoeShape,
+        words: InOut<'a, u32>,
+    ) -> Result<Self, Aborted> {
+        let block = s.block();
+        let layout = shape.own(s.ranks() as usize, block.count() as usize);
+        let words = words.require(s, layout.words)?;
+        Ok(Self {
+            shape,
+            layout,
+            words,
+            block: words.slice(block.index() as usize * layout.block, layout.block),
+        })
+    }
+
+    /// Returns the step of the block.
+    #[inline(always)]
+    pub(super) fn step(&self) -> u32 {
+        self.block.get(0)
+    }
+
+    /// Sets the step of the block. One lane.
+    #[inline(always)]
+    pub(super) fn set_step(&self, step: u32) {
+        self.block.set(0, step);
+    }
+
+    /// Returns the counters of a warp; those after the last warp's have the sums.
+    #[inline(always)]
+    fn counters(&self, warp: u32) -> InOut<'a, u32> {
+        let counters = self.layout.counters;
+        let first = COUNTERS_AT + warp as usize * counters;
+        self.block.slice(first, counters)
+    }
+
+    /// Returns the announcement for a rank.
+    #[inline(always)]
+    pub(super) fn announcement(&self, rank: u32) -> InOut<'a, u32> {
+        let first = self.layout.announced_at + rank as usize * self.layout.announced;
+        self.block.slice(first, self.shape.announcement_words())
+    }
+
+    /// Returns the first row of this rank's experts for selections of rank `source`.
+    #[inline(always)]
+    pub(super) fn bases(&self, source: u32) -> InOut<'a, u32> {
+        let local = self.shape.local_experts as usize;
+        let first = self.layout.bases_at + source as usize * local;
+        self.block.slice(first, local)
+    }
+
+    /// Returns the slot of each selection that is the first of its token for its rank, and `NONE`
+    /// for the others.
+    #[inline(always)]
+    pub(super) fn slots(&self) -> InOut<'a, u32> {
+        let items = self.shape.max_tokens as usize * self.shape.k();
+        self.words.slice(self.layout.slots_at, items)
+    }
+
+    /// Returns the row of a token, as it is sent.
+    #[inline(always)]
+    pub(super) fn packed(&self, token: usize) -> InOut<'a, u32> {
+        let first = self.layout.packed_at + token * self.shape.row_stride();
+        self.words.slice(first, self.shape.row_words())
+    }
+
+    /// Returns the word of selection `item` in the header of its token: its place.
+    #[inline(always)]
+    fn selection(&self, item: usize) -> (InOut<'a, u32>, usize) {
+        let (token, k) = (item / self.shape.k(), item % self.shape.k());
+        let header = self.packed(token).slice(
+            self.shape.header_at(),
+            self.shape.row_words() - self.shape.header_at(),
+        );
+        (header, HEADER + SELECTION * k)
+    }
+
+    /// Returns the rank of selection `item`, or [`NONE`].
+    #[inline(always)]
+    pub(super) fn rank(&self, item: usize) -> u32 {
+        let (header, at) = self.selection(item);
+        match header.get(at) {
+            NONE => NONE,
+            place => rank_of(place),
+        }
+    }
+}
+
+/// The selections of this rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Routing<'a> {
+    pub(super) shape: MoeShape,
+    pub(super) ids: In<'a, i32>,
+    pub(super) weights: In<'a, f32>,
+    pub(super) placement: In<'a, u32>,
+    pub(super) own: Own<'a>,
+    /// Number of tokens.
+    pub(super) tokens: usize,
+    /// Tokens of this block: `first .. last`.
+    pub(super) first: usize,
+    pub(super) last: usize,
+}
+
+impl<'a> Routing<'a> {
+    /// Checks the sizes of the arguments.
+    ///
+    /// # Errors
+    /// [`Aborted`] on all lanes.
+    #[inline(always)]
+    pub(super) fn new<M: Machine>(
+        s: &Session<M>,
+        shape: MoeShape,
+        (ids, weights, placement): (In<'a, i32>, In<'a, f32>, In<'a, u32>),
+        own: Own<'a>,
+    ) -> Result<Self, Aborted> {
+        let tokens = ids.len() / shape.k();
+        let tokens = if tokens < shape.max_tokens as usize {
+            tokens
+        } else {
+            shape.max_tokens as usize
+        };
+        let (first, last) = s.block().slice(tokens, 1);
+        Ok(Self {
+            shape,
+            ids: ids.require(s, tokens * shape.k())?,
+            weights: weights.require(s, tokens * shape.k())?,
+            placement: placement.require(s, shape.experts as usize)?,
+            own,
+            tokens,
+            first,
+            last,
+        })
+    }
+
+    /// Returns the place of the expert of selection `item`, or [`NONE`]. Records an error for
+    /// experts that do not exist.
+    #[inline(always)]
+    fn place<M: Machine>(&self, s: &Session<M>, item: usize) -> u32 {
+        let id = self.ids.get(item);
+        if id < 0 {
+            return NONE;
+        }
+        if id as u32 >= self.shape.experts {
+            s.fault(UNKNOWN_EXPERT, id as u64, u64::from(self.shape.experts));
+            return NONE;
+        }
+        let place = self.placement.get(id as usize);
+        if !self.is_valid(s, place) {
+            s.fault(PLACEMENT, id as u64, u64::from(place));
+            return NONE;
+        }
+        place
+    }
+
+    #[inline(always)]
+    fn is_valid<M: Machine>(&self, s: &Session<M>, place: u32) -> bool {
+        rank_of(place) < s.ranks() && local_of(place) < self.shape.local_experts
+    }
+
+    /// Returns the counter of the rows for `rank` in a segment of the tokens.
+    #[inline(always)]
+    fn rows<M: Machine>(&self, s: &Session<M>, segment: usize, rank: u32) -> usize {
+        self.shape.experts as usize + segment * s.ranks() as usize + rank as usize
+    }
+
+    /// Computes the headers and slots of this block's tokens, and the announcements. All lanes of
+    /// the block together.
+    ///
+    /// # Errors
+    /// [`Aborted`] if an expert does not exist, or two experts have one place.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn run<M: Machine>(&self, s: &Session<M>) -> Result<(), Aborted> {
+        let (block, own, ranks) = (s.block(), self.own, s.ranks());
+        let warps = block.warps();
+        let experts = self.shape.experts as usize;
+        let counters = experts + SEGMENTS * ranks as usize;
+        for warp in 0..warps {
+            let counts = own.counters(warp);
+            for counter in block.elements_of_block(counters) {
+                counts.set(counter, 0);
+            }
+        }
+        for rank in 0..ranks {
+            let announcement = own.announcement(rank);
+            for word in block.elements_of_block(announcement.len()) {
+                announcement.set(word, 0);
+            }
+        }
+        block.sync();
+        self.count(s);
+        block.sync();
+
+        // The counters of a warp become the sums of those of the warps before it.
+        let sums = own.counters(warps);
+        for counter in block.elements_of_block(counters) {
+            let mut sum = 0;
+            for warp in 0..warps {
+                let counts = own.counters(warp);
+                let count = counts.get(counter);
+                counts.set(counter, sum);
+                sum += count;
+            }
+            sums.set(counter, sum);
+        }
+        block.sync();
+        self.add_bases(s, sums);
+        self.announce(s, sums);
+        s.vote(Unvoted::new(()))?;
+        self.check_places(s);
+        s.vote(Unvoted::new(()))
+    }
+
+    /// Returns the selections of this warp.
+    #[inline(always)]
+    fn items_of_warp<M: Machine>(&self, block: Block<M>) -> (usize, usize) {
+        let (warp, warps) = (block.warp_index() as usize, block.warps() as usize);
+        let (first, last) = slice(self.tokens, 1, warp, warps);
+        (first * self.shape.k(), last * self.shape.k())
+    }
+
+    /// Counts the selections of each warp, and writes their indices and slots within the warp's
+    /// selections.
+    #[inline(always)]
+    #[track_caller]
+    fn count<M: Machine>(&self, s: &Session<M>) {
+        let (block, own, k) = (s.block(), self.own, self.shape.k());
+        let counts = own.counters(block.warp_index());
+        let (lane, lanes) = match M::LANES {
+            1 => (0, 1),
+            _ => (block.warp().rank() as usize, block.warp().size() as usize),
+        };
+        let slots = own.slots();
+        let (mut start, end) = self.items_of_warp(block);
+        // All lanes stay in the loop, because of the calls of the warp.
+        while start < end {
+            let item = start + lane;
+            start += lanes;
+            let is_there = item < end;
+            let token = item / k;
+            let is_own = is_there && token >= self.first && token < self.last;
+            let place = match is_there {
+                true => self.place(s, item),
+                false => NONE,
+            };
+            let (mut expert, mut row) = (NONE, NONE);
+            if place != NONE {
+                expert = self.ids.get(item) as u32;
+                if self.is_first(s, item, rank_of(place)) {
+                    let segment =
+                        usize::from(token >= self.first) + usize::from(token >= self.last);
+                    row = self.rows(s, segment, rank_of(place)) as u32;
+                }
+            }
+            let (index, slot) = claim(block, counts, expert, row);
+            if is_own {
+                let (header, at) = own.selection(item);
+                if at == HEADER {
+                    header.set(0, token as u32);
+                }
+                header.set(at, place);
+                header.set(at + 1, index);
+                header.set(at + 2, self.weights.get(item).to_bits());
+                slots.set(item, if row == NONE { NONE } else { slot });
+            }
+        }
+    }
+
+    /// Returns true if no earlier selection of the token is on `rank`.
+    #[inline(always)]
+    fn is_first<M: Machine>(&self, s: &Session<M>, item: usize, rank: u32) -> bool {
+        let mut before = item / self.shape.k() * self.shape.k();
+        while before < item {
+            let place = self.place(s, before);
+            if place != NONE && rank_of(place) == rank {
+                return false;
+            }
+            before += 1;
+        }
+        true
+    }
+
+    /// Adds to indices and slots of this block's tokens what the warps before have counted.
+    #[inline(always)]
+    fn add_bases<M: Machine>(&self, s: &Session<M>, sums: InOut<u32>) {
+        let (block, own, k) = (s.block(), self.own, self.shape.k());
+        let (first, last) = (self.first * k, self.last * k);
+        let (start, end) = self.items_of_warp(block);
+        let start = if start < first { first } else { start };
+        let end = if end < last { end } else { last };
+        if M::LANES == 1 && block.count() == 1 {
+            return; // All bases are 0.
+        }
+        let (bases, slots) = (own.counters(block.warp_index()), own.slots());
+        for item in block.warp().elements_of_group(end.saturating_sub(start)) {
+            let item = start + item;
+            let (header, at) = own.selection(item);
+            let place = header.get(at);
+            if place == NONE {
+                continue;
+            }
+            let expert = self.ids.get(item) as usize;
+            header.set(at + 1, header.get(at + 1) + bases.get(expert));
+            let slot = slots.get(item);
+            if slot != NONE {
+                let before = sums.get(self.rows(s, 0, rank_of(place)));
+                let here = bases.get(self.rows(s, 1, rank_of(place)));
+                slots.set(item, slot + before + here);
+            }
+        }
+    }
+
+    /// Writes the announcements.
+    #[inline(always)]
+    fn announce<M: Machine>(&self, s: &Session<M>, sums: InOut<u32>) {
+        let (block, own) = (s.block(), self.own);
+        for rank in block.elements_of_block(s.ranks() as usize) {
+            let rank = rank as u32;
+            let announcement = own.announcement(rank);
+            let [before, here, after] = [0, 1, 2].map(|part| sums.get(self.rows(s, part, rank)));
+            announcement.set(0, before + here + after);
+            announcement.set(1, before);
+            announcement.set(2, here);
+            announcement.set(3, self.tokens as u32);
+        }
+        let inverse = own.inverse();
+        for expert in block.elements_of_block(self.shape.experts as usize) {
+            let place = self.placement.get(expert);
+            if self.is_valid(s, place) {
+                let announcement = own.announcement(rank_of(place));
+                announcement.set(ANNOUNCED + local_of(place) as usize, sums.get(expert));
+                inverse.set(self.inverse_of(place), expert as u32);
+            }
+        }
+    }
+
+    /// Records an error for two experts at one place. After a barrier.
+    #[inline(always)]
+    fn check_places<M: Machine>(&self, s: &Session<M>) {
+        let inverse = self.own.inverse();
+        for expert in s.block().elements_of_block(self.shape.experts as usize) {
+            let place = self.placement.get(expert);
+            if self.is_valid(s, place) && inverse.get(self.inverse_of(place)) != expert as u32 {
+                s.fault(PLACEMENT, expert as u64, u64::from(place));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn inverse_of(&self, place: u32) -> usize {
+        (rank_of(place) * self.shape.local_experts + local_of(place)) as usize
+    }
+}
+
+impl<'a> Own<'a> {
+    /// Returns the expert of each place.
+    #[inline(always)]
+    fn inverse(&self) -> InOut<'a, u32> {
+        let len = self.layout.bases_at - self.layout.inverse_at;
+        self.block.slice(self.layout.inverse_at, len)
+    }
+}
+
+/// Increments up to two counters of the warp's table for each lane, in the order of the lanes.
+/// Returns their values before. [`NONE`] increments nothing. All lanes of the warp together.
+#[inline(always)]
+#[track_caller]
+fn claim<M: Machine>(block: Block<M>, counts: InOut<u32>, first: u32, second: u32) -> (u32, u32) {
+    if M::LANES == 1 {
+        let increment = |counter: u32| {
+            if counter == NONE {
+                return 0;
+            }
+            let count = counts.get(counter as usize);
+            counts.set(counter as usize, count + 1);
+            count
+        };
+        return (increment(first), increment(second));
+    }
+    let warp = block.warp();
+    let below = (1 << warp.rank()) - 1;
+    let (same_first, same_second) = (warp.match_any(first), warp.match_any(second));
+    let count = |counter: u32| match counter {
+        NONE => 0,
+        counter => counts.get(counter as usize),
+    };
+    let (count_first, count_second) = (count(first), count(second));
+    // Every lane has read a counter before the first of the lanes that share it writes it.
+    warp.sync();
+    let write = |counter: u32, count: u32, same: u64| {
+        if counter != NONE && same & below == 0 {
+            counts.set(counter as usize, count + same.count_ones());
+        }
+    };
+    write(first, count_first, same_first);
+    write(second, count_second, same_second);
+    warp.sync();
+    (
+        count_first + (same_first & below).count_ones(),
+        count_second + (same_second & below).count_ones(),
+    )
+}
