@@ -65,6 +65,8 @@ pub struct KernelLaunch<'c, A> {
     attributes: LaunchAttributes,
     timeout: Option<Duration>,
     kept: Vec<Arc<dyn Any + Send + Sync>>,
+    /// Tensors that peers may write once the launch has begun.
+    exposed: Vec<Tensor>,
 }
 
 impl Communicator {
@@ -84,6 +86,7 @@ impl Communicator {
             attributes: LaunchAttributes::default(),
             timeout: None,
             kept: Vec::new(),
+            exposed: Vec::new(),
         }
     }
 }
@@ -112,6 +115,13 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// pointer. Tensors and windows among the arguments are always kept.
     pub fn keeping(mut self, tensor: &Tensor) -> Self {
         self.kept.push(tensor.keep());
+        self
+    }
+
+    /// Orders the launch after all accesses to `tensor`, which peers may write once the launch has
+    /// begun: this rank's part of a window.
+    pub(in crate::comm) fn exposing(mut self, tensor: &Tensor) -> Self {
+        self.exposed.push(tensor.clone());
         self
     }
 
@@ -258,6 +268,10 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         if let Some(error) = first_error {
             return Err(error);
         }
+        for tensor in &self.exposed {
+            TensorUse::Write(tensor).add_to(&mut accesses);
+            kept.push(tensor.keep());
+        }
         let op_info = self.op_info(&kernel, &queues);
         let header = LaunchHeader {
             constants: self.comm.constants(),
@@ -269,7 +283,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         };
         let params = self.arguments.params(header);
         let mut prepared = PreparedOp::new(self.comm, &kernel, params, tensors, false, op_info);
-        if tensors.iter().all(Option::is_some) {
+        if tensors.iter().all(Option::is_some) || !self.exposed.is_empty() {
             // There may be more tensors than these.
             prepared = prepared.accessing(&accesses);
         }

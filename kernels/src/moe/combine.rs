@@ -6,9 +6,10 @@ use fusewire_device::{Element, Group, In, InOut, Machine, Out, Team, Window};
 use crate::chunk;
 
 use super::dispatch::Arrived;
+use super::memory::Memory;
 use super::routing::Own;
 use super::shape::{MoeFlags, MoeShape, local_of};
-use super::{COMBINED, DISPATCHED, ENTRY, ORDER, RESULTS, RETURNED};
+use super::{COMBINED, DISPATCHED, ENTRY, ORDER, RESULTS, RETURNED, SELECTION_INDEX};
 
 /// Elements that a lane adds at once.
 const CHUNK: usize = 8;
@@ -39,13 +40,14 @@ impl<T: Element<Acc = f32>> Combine<'_, T> {
         s: &Session<M>,
         own: InOut<u32>,
     ) -> Result<(), Aborted> {
-        let own = Own::new(s, self.shape, own)?;
+        // SAFETY: the precondition of this function.
+        let own = unsafe { Own::new(s, self.shape, own)? };
         let mut step = own.step();
         if self.shape.flags.has(MoeFlags::SEND) {
             let may_send = step == DISPATCHED || step == COMBINED;
             s.ensure(may_send, ORDER, u64::from(step), 0)?;
             if step == COMBINED {
-                // Nothing has told that the peers have read the results of the last combine.
+                // No signal proves yet that the peers have read the results of the last combine.
                 self.rows.raise_all(s, ENTRY, Team::World);
                 self.rows.wait_all(s, ENTRY, Team::World)?;
             }
@@ -73,20 +75,26 @@ impl<T: Element<Acc = f32>> Combine<'_, T> {
         let shape = &self.shape;
         let (hidden, k, most) = (shape.hidden as usize, shape.k(), shape.max_tokens as usize);
         let arrived = Arrived::local(s, self.shape, &self.rows)?;
-        arrived.each_selection(s, |warp, rank, selection| {
+        let warp = s.block().warp();
+        for (rank, selection) in arrived.selections_of_warp(s.block()) {
             let row = if shape.flags.has(MoeFlags::EXPERT_MAJOR) {
-                let first = own.bases(rank).get(local_of(selection.place) as usize);
+                let expert = local_of(selection.place) as usize;
+                if selection.index >= arrived.selections(rank, expert) {
+                    s.fault(SELECTION_INDEX, u64::from(rank), u64::from(selection.index));
+                    continue;
+                }
+                let first = own.bases(rank).get(expert);
                 first.wrapping_add(selection.index) as usize
             } else {
                 (rank as usize * most + selection.slot) * k + selection.k
             };
             let Some(peer) = s.peer(rank) else {
-                return;
+                continue;
             };
             let target = (selection.token as usize * k + selection.k).wrapping_mul(hidden);
             let target = self.results.at(peer).slice(target, hidden);
             target.write(s, warp, self.y.slice(row.wrapping_mul(hidden), hidden));
-        });
+        }
         Ok(())
     }
 
@@ -102,8 +110,13 @@ impl<T: Element<Acc = f32>> Combine<'_, T> {
         let tokens = self.ids.len() / k;
         let most = shape.max_tokens as usize;
         let tokens = if tokens < most { tokens } else { most };
-        let ids = self.ids.require(s, tokens * k)?;
-        let weights = self.weights.require(s, tokens * k)?;
+        // SAFETY: the precondition of the kernel; the lanes only read.
+        let (ids, weights) = unsafe {
+            (
+                Memory::read_only(s, self.ids, tokens * k)?,
+                Memory::read_only(s, self.weights, tokens * k)?,
+            )
+        };
         let out = self.out.require(s, tokens * hidden)?;
         let results = self.results.wait_all(s, RESULTS, Team::World)?;
         let (first, last) = block.slice(tokens, 1);
@@ -147,8 +160,8 @@ impl<T: Element<Acc = f32>> Combine<'_, T> {
 
 /// The sums of the results of each token.
 struct Sum<'a, T> {
-    ids: In<'a, i32>,
-    weights: In<'a, f32>,
+    ids: Memory<'a, i32>,
+    weights: Memory<'a, f32>,
     results: In<'a, T>,
     out: Out<'a, T>,
     k: usize,
@@ -163,26 +176,79 @@ impl<T: Element<Acc = f32>> Sum<'_, T> {
     /// the memory must be aligned to 16 bytes.
     #[inline(always)]
     unsafe fn chunk<M: Machine, const N: usize>(&self, token: usize, at: usize) {
+        let (mut item, end) = (token * self.k, (token + 1) * self.k);
         let mut sum = [0.0f32; N];
-        for item in token * self.k..(token + 1) * self.k {
-            if self.ids.get(item) < 0 {
-                continue;
+        if M::LANES == 1 {
+            while item < end {
+                if self.ids.get(item) >= 0 {
+                    // SAFETY: the precondition of this function.
+                    unsafe { self.load::<M, N>(item, at) }.add_to(&mut sum);
+                }
+                item += 1;
             }
-            let weight = self.weights.get(item);
-            // SAFETY: the results have `hidden` elements for each item of a token that exists. The
-            // wait for the results has acquired them.
-            let values = unsafe {
-                let from = self.results.as_ptr().add(item * self.hidden + at);
-                chunk::widen(chunk::read::<M, T, N>(from))
-            };
-            for i in 0..N {
-                sum[i] += weight * values[i];
+        } else {
+            // The loads of four results are in flight together, so they do not depend on the ids.
+            while item + 4 <= end {
+                // SAFETY: as above.
+                unsafe {
+                    let first = self.load::<M, N>(item, at);
+                    let second = self.load::<M, N>(item + 1, at);
+                    let third = self.load::<M, N>(item + 2, at);
+                    let fourth = self.load::<M, N>(item + 3, at);
+                    first.add_to(&mut sum);
+                    second.add_to(&mut sum);
+                    third.add_to(&mut sum);
+                    fourth.add_to(&mut sum);
+                }
+                item += 4;
+            }
+            while item < end {
+                // SAFETY: as above.
+                unsafe { self.load::<M, N>(item, at) }.add_to(&mut sum);
+                item += 1;
             }
         }
         // SAFETY: the output has the elements of the token.
         unsafe {
             let to = self.out.as_ptr().add(token * self.hidden + at);
             chunk::write::<M, T, N>(to, chunk::narrow(sum));
+        }
+    }
+
+    /// Loads elements `[at, at + N)` of the result of selection `item`.
+    ///
+    /// # Safety
+    /// As [`Sum::chunk`], for the selection's token.
+    #[inline(always)]
+    unsafe fn load<M: Machine, const N: usize>(&self, item: usize, at: usize) -> Weighted<T, N> {
+        Weighted {
+            is_selected: self.ids.get(item) >= 0,
+            weight: self.weights.get(item),
+            // SAFETY: the results have `hidden` elements for each selection of a token that exists.
+            // The wait for the results has acquired them.
+            values: unsafe {
+                let from = self.results.as_ptr().add(item * self.hidden + at);
+                chunk::read::<M, T, N>(from)
+            },
+        }
+    }
+}
+
+/// A part of the result of a selection. If the selection has no expert, the values are unspecified.
+struct Weighted<T, const N: usize> {
+    is_selected: bool,
+    weight: f32,
+    values: [T; N],
+}
+
+impl<T: Element<Acc = f32>, const N: usize> Weighted<T, N> {
+    #[inline(always)]
+    fn add_to(self, sum: &mut [f32; N]) {
+        if self.is_selected {
+            let values = chunk::widen(self.values);
+            for i in 0..N {
+                sum[i] += self.weight * values[i];
+            }
         }
     }
 }

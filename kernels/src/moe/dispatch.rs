@@ -5,12 +5,14 @@ use fusewire_device::bulk;
 use fusewire_device::session::{Aborted, Session, Unvoted};
 use fusewire_device::{Block, Group, In, InOut, Machine, Out, Received, Team, Warp, Window};
 
+use super::memory::Memory;
 use super::routing::{Own, Routing};
 use super::shape::{
     ANNOUNCED, HEADER, Meta, MoeFlags, MoeShape, NONE, SELECTION, local_of, rank_of,
 };
 use super::{
-    ANNOUNCEMENT, CAPACITY, COMBINED, COUNTS, DISPATCHED, ENTRY, FITS, IDLE, ORDER, ROWS, SENT,
+    ANNOUNCEMENT, CAPACITY, COMBINED, COUNTS, DISPATCHED, ENTRY, FITS, IDLE, ORDER, ROWS,
+    SELECTION_INDEX, SENT,
 };
 
 /// Payload of the tokens.
@@ -87,32 +89,20 @@ impl<'a> Dispatch<'a> {
         inputs: (In<i32>, In<f32>, In<u32>),
         own: InOut<u32>,
     ) -> Result<(), Aborted> {
-        let own = Own::new(s, self.shape, own)?;
+        // SAFETY: the precondition of this function.
+        let own = unsafe { Own::new(s, self.shape, own)? };
         let mut step = own.step();
         if self.shape.flags.has(MoeFlags::SEND) {
             let may_send = step == IDLE || step == DISPATCHED || step == COMBINED;
             s.ensure(may_send, ORDER, u64::from(step), 0)?;
-            if step == DISPATCHED {
-                // Nothing has told that the peers have read the rows of the last dispatch.
-                self.rows.raise_all(s, ENTRY, Team::World);
-                self.rows.wait_all(s, ENTRY, Team::World)?;
-            }
-            let routing = Routing::new(s, self.shape, inputs, own)?;
+            // SAFETY: the precondition of this function.
+            let routing = unsafe { Routing::new(s, self.shape, inputs, own)? };
             routing.run(s)?;
             let tokens = (routing.first, routing.last);
             // SAFETY: the precondition of this function.
             unsafe { payload.prepare(s.block(), &self.shape, &own, tokens) };
             s.block().sync();
-            self.announce(s, &own);
-            if self.shape.flags.has(MoeFlags::BOUNDED) {
-                self.rows.raise_all(s, COUNTS, Team::World);
-                let counts = self.rows.wait_all(s, COUNTS, Team::World)?;
-                let arrived = Arrived::new(s, self.shape, counts);
-                arrived.check(s)?;
-                self.check_capacity(s, &arrived)?;
-                self.rows.raise_all(s, FITS, Team::World);
-                self.rows.wait_all(s, FITS, Team::World)?;
-            }
+            self.agree(s, &own, step)?;
             self.send(s, payload, &own, tokens);
             self.rows.raise_all(s, ROWS, Team::World);
             step = SENT;
@@ -128,6 +118,39 @@ impl<'a> Dispatch<'a> {
         Ok(())
     }
 
+    /// Writes the announcements, after the peers have read those of the last dispatch. In a bounded
+    /// launch, also waits until the rows of all ranks fit. All lanes of the block together.
+    ///
+    /// # Errors
+    /// [`Aborted`] on all lanes, if a rank has no room or does not arrive.
+    #[inline(always)]
+    #[track_caller]
+    fn agree<M: Machine>(&self, s: &Session<M>, own: &Own<'_>, step: u32) -> Result<(), Aborted> {
+        let is_bounded = self.shape.flags.has(MoeFlags::BOUNDED);
+        // After a dispatch without a combine, no signal proves that the peers have read the rows.
+        let mut signal = if step == DISPATCHED { ENTRY } else { COUNTS };
+        // One place of the code has all waits.
+        loop {
+            if signal == COUNTS {
+                self.announce(s, own);
+                if !is_bounded {
+                    return Ok(());
+                }
+            }
+            self.rows.raise_all(s, signal, Team::World);
+            let rows = self.rows.wait_all(s, signal, Team::World)?;
+            if signal == FITS {
+                return Ok(());
+            }
+            if signal == COUNTS {
+                let arrived = Arrived::new(s, self.shape, rows);
+                arrived.check(s)?;
+                self.check_capacity(s, &arrived)?;
+            }
+            signal = if signal == ENTRY { COUNTS } else { FITS };
+        }
+    }
+
     /// Writes the announcements. All lanes of the block together.
     #[inline(always)]
     #[track_caller]
@@ -137,14 +160,15 @@ impl<'a> Dispatch<'a> {
         let first = self.shape.announcement(me, block.index() as usize, blocks);
         for rank in block.elements_of_warp(ranks) {
             if let Some(peer) = s.peer(rank as u32) {
-                let announcement = own.announcement(rank as u32).as_in();
+                let announcement = own.announcement_to_send(s, rank as u32);
                 let to = self.rows.at(peer).slice(first, announcement.len());
                 to.write(s, block.warp(), announcement);
             }
         }
     }
 
-    /// Fails the launch if the announced rows exceed the capacity. All lanes of the block together.
+    /// Fails the launch if the rows of the experts exceed the capacity. All lanes of the block
+    /// together.
     #[inline(always)]
     #[track_caller]
     fn check_capacity<M: Machine>(
@@ -159,24 +183,19 @@ impl<'a> Dispatch<'a> {
         {
             rows += self.rows_of(arrived.selections_of_all(expert));
         }
-        let (rows, capacity) = (s.block().sum(rows), self.shape.capacity);
-        s.ensure(
-            rows <= capacity,
-            CAPACITY,
-            u64::from(rows),
-            u64::from(capacity),
-        )
+        let (rows, capacity) = (s.block().sum(rows), u64::from(self.shape.capacity));
+        s.ensure(rows <= capacity, CAPACITY, rows, capacity)
     }
 
     /// Returns the rows of an expert with `count` selections.
     #[inline(always)]
-    fn rows_of(&self, count: u32) -> u32 {
+    fn rows_of(&self, count: u32) -> u64 {
         let alignment = if self.shape.alignment == 0 {
             1
         } else {
             self.shape.alignment
         };
-        count.div_ceil(alignment) * alignment
+        u64::from(count.div_ceil(alignment)) * u64::from(alignment)
     }
 
     /// Writes the rows of this block's tokens. All lanes of the block together.
@@ -203,7 +222,7 @@ impl<'a> Dispatch<'a> {
                 continue;
             };
             let token = item / k;
-            let packed = own.packed(token).as_in();
+            let packed = own.packed_to_send(token);
             let row = shape.rows(me, ranks, blocks) + slot as usize * shape.row_stride();
             let row = self.rows.at(peer).slice(row, shape.row_words());
             let source = payload.of(shape, token, packed);
@@ -221,23 +240,32 @@ impl<'a> Dispatch<'a> {
     #[track_caller]
     fn receive<M: Machine>(&self, s: &Session<M>, own: &Own<'_>) -> Result<(), Aborted> {
         let block = s.block();
-        let start = if self.wait_ns.is_empty() {
-            0
-        } else {
-            arch::clock_ns()
-        };
-        let rows = self.rows.wait_each(s, ROWS, Team::World, |rank| {
-            let rank = rank.index() as usize;
-            if block.index() == 0 && !self.wait_ns.is_empty() {
+        let (wait_ns, is_timed) = (self.wait_ns, block.index() == 0 && !self.wait_ns.is_empty());
+        let start = if is_timed { arch::clock_ns() } else { 0 };
+        let rows = self.rows.wait_each(s, ROWS, Team::World, move |rank| {
+            if is_timed {
+                let rank = rank.index() as usize;
                 let waited = arch::clock_ns().saturating_sub(start);
-                self.wait_ns
-                    .set(rank, self.wait_ns.get(rank).wrapping_add(waited));
+                wait_ns.set(rank, wait_ns.get(rank).wrapping_add(waited));
             }
         })?;
         let arrived = Arrived::new(s, self.shape, rows);
         arrived.check(s)?;
-        let meta = self.shape.meta(s.ranks() as usize);
-        self.meta.require(s, meta.words)?;
+        let layout = self.shape.meta(s.ranks() as usize);
+        let local = self.shape.local_experts as usize;
+        // SAFETY: the precondition of the kernel. Barriers order lanes that access a word; blocks
+        // write different words.
+        let (words, tokens_per_expert) = unsafe {
+            (
+                Memory::written(s, self.meta, layout.words)?,
+                Memory::updated(s, self.tokens_per_expert, local)?,
+            )
+        };
+        let meta = Description {
+            layout,
+            words,
+            tokens_per_expert,
+        };
         if self.shape.flags.has(MoeFlags::EXPERT_MAJOR) {
             self.place_experts(s, &arrived, own, &meta)?;
             self.copy_rows(s, &arrived, own, &meta);
@@ -256,13 +284,14 @@ impl<'a> Dispatch<'a> {
         s: &Session<M>,
         arrived: &Arrived<'_>,
         own: &Own<'_>,
-        meta: &Meta,
+        meta: &Description<'_>,
     ) -> Result<(), Aborted> {
         let (block, shape) = (s.block(), &self.shape);
         let local = shape.local_experts as usize;
         let writes = block.index() == 0;
-        let ids = self.meta.slice(meta.ids_at, meta.rows);
-        let (mut first, mut start) = (0, 0);
+        let ids = meta.words.slice(meta.layout.ids_at, meta.layout.rows);
+        // Of 64 bits, because nothing bounds the sum of what a peer announces.
+        let (mut first, mut start) = (0, 0u64);
         // All lanes stay in the loop, because of the scan.
         while first < local {
             let expert = first + block.rank() as usize;
@@ -274,44 +303,49 @@ impl<'a> Dispatch<'a> {
             let rows = self.rows_of(count);
             let (before, all) = block.exclusive_sum(rows);
             if expert < local {
-                let mut row = start + before;
+                let first_row = start + before;
+                let mut row = first_row as u32;
                 if writes {
-                    self.meta.set(expert, count);
-                    self.meta.set(meta.offsets_at + expert + 1, row + rows);
-                    let so_far = self.tokens_per_expert.get(expert);
+                    meta.words.set(expert, count);
+                    meta.words.set(
+                        meta.layout.offsets_at + expert + 1,
+                        (first_row + rows) as u32,
+                    );
+                    let so_far = meta.tokens_per_expert.get(expert);
                     let count = u64::from(count);
-                    self.tokens_per_expert
+                    meta.tokens_per_expert
                         .set(expert, so_far.wrapping_add(count));
                 }
                 for rank in 0..s.ranks() {
                     own.bases(rank).set(expert, row);
-                    row += arrived.selections(rank, expert);
+                    row = row.wrapping_add(arrived.selections(rank, expert));
                 }
             }
             start += all;
         }
         if writes && block.is_leader() {
-            self.meta.set(meta.offsets_at, 0);
+            meta.words.set(meta.layout.offsets_at, 0);
         }
-        let fits = start <= shape.capacity;
-        s.ensure(fits, CAPACITY, u64::from(start), u64::from(shape.capacity))?;
+        let capacity = u64::from(shape.capacity);
+        s.ensure(start <= capacity, CAPACITY, start, capacity)?;
 
-        // No expert has the rows between the experts, and those after the last.
-        for expert in 0..local {
-            let last = own.end_of(arrived, s.ranks(), expert) as usize;
-            let next = if expert + 1 < local {
-                own.bases(0).get(expert + 1)
-            } else {
-                shape.capacity
+        // Marks the rows between the experts, and those after the last one, as unused.
+        let warp = block.warp();
+        let mut expert = block.index() as usize * block.warps() as usize;
+        expert += block.warp_index() as usize;
+        while expert < local {
+            let last = own.end_of(arrived, s.ranks(), expert);
+            let next = match expert + 1 < local {
+                true => own.bases(0).get(expert + 1),
+                false => start as u32,
             };
-            for row in block.elements((next as usize).saturating_sub(last)) {
-                ids.set(last + row, NONE);
+            for row in warp.elements_of_group(next.saturating_sub(last) as usize) {
+                ids.set(last as usize + row, NONE);
             }
+            expert += (block.count() * block.warps()) as usize;
         }
-        if local == 0 {
-            for row in block.elements(meta.rows) {
-                ids.set(row, NONE);
-            }
+        for row in block.elements(ids.len().saturating_sub(start as usize)) {
+            ids.set(start as usize + row, NONE);
         }
         Ok(())
     }
@@ -323,17 +357,18 @@ impl<'a> Dispatch<'a> {
         s: &Session<M>,
         arrived: &Arrived<'_>,
         own: &Own<'_>,
-        meta: &Meta,
+        meta: &Description<'_>,
     ) {
         let shape = &self.shape;
         let (payload, scales) = (shape.payload as usize, shape.scales as usize);
-        arrived.each_selection(s, |warp, rank, selection| {
+        let warp = s.block().warp();
+        for (rank, selection) in arrived.selections_of_warp(s.block()) {
             let (expert, index) = (local_of(selection.place) as usize, selection.index);
             if index >= arrived.selections(rank, expert) {
-                s.fault(ANNOUNCEMENT, u64::from(rank), u64::from(index));
-                return;
+                s.fault(SELECTION_INDEX, u64::from(rank), u64::from(index));
+                continue;
             }
-            let row = (own.bases(rank).get(expert) + index) as usize;
+            let row = own.bases(rank).get(expert).wrapping_add(index) as usize;
             let from = selection.row;
             copy(
                 warp,
@@ -345,18 +380,24 @@ impl<'a> Dispatch<'a> {
                 copy(warp, to, from.slice(payload, scales));
             }
             if warp.is_leader() {
-                self.meta.set(meta.sources_at + 2 * row, rank);
-                self.meta
-                    .set(meta.sources_at + 2 * row + 1, selection.token);
-                self.meta.set(meta.ids_at + row, expert as u32);
-                self.meta.set(meta.weights_at + row, selection.weight);
+                meta.words.set(meta.layout.sources_at + 2 * row, rank);
+                meta.words
+                    .set(meta.layout.sources_at + 2 * row + 1, selection.token);
+                meta.words.set(meta.layout.ids_at + row, expert as u32);
+                meta.words
+                    .set(meta.layout.weights_at + row, selection.weight);
             }
-        });
+        }
     }
 
     /// Describes the rows where they lie. All lanes of the block together.
     #[inline(always)]
-    fn describe_ranks<M: Machine>(&self, s: &Session<M>, arrived: &Arrived<'_>, meta: &Meta) {
+    fn describe_ranks<M: Machine>(
+        &self,
+        s: &Session<M>,
+        arrived: &Arrived<'_>,
+        meta: &Description<'_>,
+    ) {
         let (block, shape) = (s.block(), &self.shape);
         let (k, most) = (shape.k(), shape.max_tokens as usize);
         for rank in 0..s.ranks() {
@@ -367,39 +408,46 @@ impl<'a> Dispatch<'a> {
                 let words = arrived.row(rank, row);
                 let selection = arrived.selection(words, k_of);
                 let row = region + row;
-                let is_here = selection.place != NONE && rank_of(selection.place) == s.rank();
-                let expert = if is_here {
+                let expert = if arrived.is_here(selection.place) {
                     local_of(selection.place)
                 } else {
                     NONE
                 };
-                self.meta.set(meta.ids_at + row * k + k_of, expert);
-                self.meta
-                    .set(meta.weights_at + row * k + k_of, selection.weight);
+                meta.words.set(meta.layout.ids_at + row * k + k_of, expert);
+                meta.words
+                    .set(meta.layout.weights_at + row * k + k_of, selection.weight);
                 if k_of == 0 {
-                    self.meta.set(meta.sources_at + 2 * row, rank);
-                    self.meta
-                        .set(meta.sources_at + 2 * row + 1, selection.token);
+                    meta.words.set(meta.layout.sources_at + 2 * row, rank);
+                    meta.words
+                        .set(meta.layout.sources_at + 2 * row + 1, selection.token);
                 }
             }
             let total = arrived.total(rank) as usize;
             for item in block.elements(most.saturating_sub(total) * k) {
-                self.meta
-                    .set(meta.ids_at + (region + total) * k + item, NONE);
+                meta.words
+                    .set(meta.layout.ids_at + (region + total) * k + item, NONE);
             }
         }
         if block.index() == 0 {
             for rank in block.elements_of_block(s.ranks() as usize) {
-                self.meta.set(rank, arrived.total(rank as u32));
+                meta.words.set(rank, arrived.total(rank as u32));
             }
             for expert in block.elements_of_block(shape.local_experts as usize) {
                 let count = u64::from(arrived.selections_of_all(expert));
-                let so_far = self.tokens_per_expert.get(expert);
-                self.tokens_per_expert
+                let so_far = meta.tokens_per_expert.get(expert);
+                meta.tokens_per_expert
                     .set(expert, so_far.wrapping_add(count));
             }
         }
     }
+}
+
+/// The description of the result, and the statistics.
+#[derive(Clone, Copy, Debug)]
+struct Description<'a> {
+    layout: Meta,
+    words: Memory<'a, u32>,
+    tokens_per_expert: Memory<'a, u64>,
 }
 
 impl Own<'_> {
@@ -407,7 +455,8 @@ impl Own<'_> {
     #[inline(always)]
     fn end_of(&self, arrived: &Arrived<'_>, ranks: u32, expert: usize) -> u32 {
         let last = ranks - 1;
-        self.bases(last).get(expert) + arrived.selections(last, expert)
+        let first = self.bases(last).get(expert);
+        first.wrapping_add(arrived.selections(last, expert))
     }
 }
 
@@ -416,7 +465,8 @@ impl Own<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrived<'a> {
     shape: MoeShape,
-    words: In<'a, u32>,
+    words: Memory<'a, u32>,
+    me: u32,
     block: usize,
     blocks: usize,
     ranks: usize,
@@ -426,7 +476,7 @@ pub(super) struct Arrived<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Selection<'a> {
     /// The row.
-    pub(super) row: In<'a, u32>,
+    pub(super) row: Memory<'a, u32>,
     /// Index of the row in the region of its rank.
     pub(super) slot: usize,
     /// The token.
@@ -470,7 +520,10 @@ impl<'a> Arrived<'a> {
         let (_, ranks, blocks) = place_of(s);
         Self {
             shape,
-            words,
+            // SAFETY: after the wait, honest peers write the words only in the next dispatch; what
+            // others write is checked before it is used.
+            words: unsafe { Memory::of(words) },
+            me: s.rank(),
             block: s.block().index() as usize,
             blocks,
             ranks,
@@ -512,7 +565,7 @@ impl<'a> Arrived<'a> {
 
     /// Returns the number of selections of an expert of this rank by `rank`.
     #[inline(always)]
-    fn selections(&self, rank: u32, expert: usize) -> u32 {
+    pub(super) fn selections(&self, rank: u32, expert: usize) -> u32 {
         let count = self.announced(rank, ANNOUNCED + expert);
         let most = self.shape.max_tokens * self.shape.k() as u32;
         if count < most { count } else { most }
@@ -523,7 +576,7 @@ impl<'a> Arrived<'a> {
     fn selections_of_all(&self, expert: usize) -> u32 {
         let mut count = 0;
         for rank in 0..self.ranks {
-            count += self.selections(rank as u32, expert);
+            count = self.selections(rank as u32, expert).wrapping_add(count);
         }
         count
     }
@@ -539,7 +592,8 @@ impl<'a> Arrived<'a> {
         let most = self.shape.max_tokens;
         for rank in s.block().elements_of_block(self.ranks) {
             let rank = rank as u32;
-            let [total, first, count] = [0, 1, 2].map(|word| self.announced(rank, word));
+            let (total, first) = (self.announced(rank, 0), self.announced(rank, 1));
+            let count = self.announced(rank, 2);
             if total > most || !self.is_possible(first, count) || first + count > total {
                 s.fault(ANNOUNCEMENT, u64::from(rank), u64::from(total));
             }
@@ -549,7 +603,7 @@ impl<'a> Arrived<'a> {
 
     /// Returns row `slot` from `rank`.
     #[inline(always)]
-    fn row(&self, rank: u32, slot: usize) -> In<'a, u32> {
+    fn row(&self, rank: u32, slot: usize) -> Memory<'a, u32> {
         let first = self.shape.rows(rank as usize, self.ranks, self.blocks);
         let first = first + slot * self.shape.row_stride();
         self.words.slice(first, self.shape.row_words())
@@ -557,7 +611,7 @@ impl<'a> Arrived<'a> {
 
     /// Returns selection `k` of a row, without the slot.
     #[inline(always)]
-    fn selection(&self, row: In<'a, u32>, k: usize) -> Selection<'a> {
+    fn selection(&self, row: Memory<'a, u32>, k: usize) -> Selection<'a> {
         let header = self.shape.header_at();
         let at = header + HEADER + SELECTION * k;
         Selection {
@@ -571,33 +625,103 @@ impl<'a> Arrived<'a> {
         }
     }
 
-    /// Calls `work` by this lane's warp for a part of the selections of this rank's experts in the
-    /// rows of this block.
+    /// Returns the selections of this rank's experts, in the rows of this block, that this lane's
+    /// warp works on: the warps take them in turn. All lanes of the warp together.
     #[inline(always)]
-    pub(super) fn each_selection<M: Machine>(
-        &self,
-        s: &Session<M>,
-        mut work: impl FnMut(Warp<M>, u32, Selection<'a>),
-    ) {
-        let (block, k) = (s.block(), self.shape.k());
-        let (warp, warps) = (block.warp_index() as usize, block.warps() as usize);
-        // Number of selections before those of the rank, modulo the number of warps.
-        let mut before = 0;
-        for rank in 0..self.ranks as u32 {
-            let (first, count) = self.of_block(rank);
-            let mut item = (warp + warps - before) % warps;
-            while item < count * k {
-                let slot = first + item / k;
-                let selection = self.selection(self.row(rank, slot), item % k);
-                if selection.place != NONE
-                    && rank_of(selection.place) == s.rank()
-                    && local_of(selection.place) < self.shape.local_experts
-                {
-                    work(block.warp(), rank, Selection { slot, ..selection });
-                }
-                item += warps;
+    pub(super) fn selections_of_warp<M: Machine>(self, block: Block<M>) -> Selections<'a, M> {
+        Selections {
+            arrived: self,
+            block,
+            rank: 0,
+            first: 0,
+            items: 0,
+            next: 0,
+            here: 0,
+            turn: block.warp_index(),
+        }
+    }
+
+    /// Returns true if the expert at `place` is of this rank.
+    #[inline(always)]
+    fn is_here(&self, place: u32) -> bool {
+        place != NONE && rank_of(place) == self.me && local_of(place) < self.shape.local_experts
+    }
+}
+
+/// Iterator over the selections that a warp works on. Not a closure for each selection, whose
+/// references would keep the launch in local memory on AMD.
+///
+/// Each lane looks at one of as many selections as the warp has lanes, so their loads are in flight
+/// together.
+#[derive(Debug)]
+pub(super) struct Selections<'a, M> {
+    arrived: Arrived<'a>,
+    block: Block<M>,
+    /// The number of ranks whose rows have been begun.
+    rank: u32,
+    /// The first row of the last of them, and the number of its selections.
+    first: usize,
+    items: usize,
+    /// The first selection after those that the lanes look at.
+    next: usize,
+    /// The lanes with a selection of this rank's experts that has not had its turn.
+    here: u64,
+    /// Selections before the next one of this warp.
+    turn: u32,
+}
+
+impl<'a, M: Machine> Iterator for Selections<'a, M> {
+    /// The rank that has sent the selection, and the selection.
+    type Item = (u32, Selection<'a>);
+
+    #[inline(always)]
+    #[track_caller]
+    fn next(&mut self) -> Option<Self::Item> {
+        let k = self.arrived.shape.k();
+        let (lane, lanes) = match M::LANES {
+            1 => (0, 1),
+            _ => {
+                let warp = self.block.warp();
+                (warp.rank() as usize, warp.size() as usize)
             }
-            before = (before + count * k) % warps;
+        };
+        loop {
+            if self.here == 0 && self.next >= self.items {
+                if self.rank as usize >= self.arrived.ranks {
+                    return None;
+                }
+                let (first, count) = self.arrived.of_block(self.rank);
+                (self.first, self.items, self.next) = (first, count * k, 0);
+                self.rank += 1;
+                continue;
+            }
+            let rank = self.rank - 1;
+            if self.here == 0 {
+                let item = self.next + lane;
+                self.next += lanes;
+                let mut is_here = false;
+                if item < self.items {
+                    let row = self.arrived.row(rank, self.first + item / k);
+                    is_here = self
+                        .arrived
+                        .is_here(self.arrived.selection(row, item % k).place);
+                }
+                self.here = match M::LANES {
+                    1 => u64::from(is_here),
+                    _ => self.block.warp().ballot(is_here),
+                };
+                continue;
+            }
+            let item = self.next - lanes + self.here.trailing_zeros() as usize;
+            self.here &= self.here - 1;
+            if self.turn > 0 {
+                self.turn -= 1;
+                continue;
+            }
+            self.turn = self.block.warps() - 1;
+            let (slot, number) = (self.first + item / k, item % k);
+            let selection = self.arrived.selection(self.arrived.row(rank, slot), number);
+            return Some((rank, Selection { slot, ..selection }));
         }
     }
 }
@@ -614,7 +738,7 @@ fn place_of<M: Machine>(s: &Session<M>) -> (usize, usize, usize) {
 
 /// Copies words by a warp.
 #[inline(always)]
-fn copy<M: Machine>(warp: Warp<M>, to: Out<u32>, from: In<u32>) {
+fn copy<M: Machine>(warp: Warp<M>, to: Out<u32>, from: Memory<u32>) {
     let words = if to.len() < from.len() {
         to.len()
     } else {

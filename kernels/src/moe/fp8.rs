@@ -39,8 +39,12 @@ impl<T: Element<Acc = f32>> Payload for Quantized<'_, T> {
         own: &Own<'_>,
         (first, last): (usize, usize),
     ) {
-        let groups = shape.hidden as usize / GROUP;
-        let target = |group: usize| Target {
+        let groups = match shape.hidden as usize / GROUP {
+            0 => 1, // A division by 0 would be a panic.
+            groups => groups,
+        };
+        let (own, shape) = (*own, *shape);
+        let target = move |group: usize| Target {
             own,
             shape,
             token: first + group / groups,
@@ -113,7 +117,7 @@ impl<T: Element<Acc = f32>> Payload for Quantized<'_, T> {
 impl<'a, T: Element> Quantized<'a, T> {
     /// Returns the elements of a group.
     #[inline(always)]
-    fn group(&self, target: &Target<'_, '_>) -> In<'a, T> {
+    fn group(&self, target: &Target<'_>) -> In<'a, T> {
         let row = target.token * target.shape.hidden as usize;
         self.x.slice(row + target.group * GROUP, GROUP)
     }
@@ -121,14 +125,14 @@ impl<'a, T: Element> Quantized<'a, T> {
 
 /// A group in the row of its token.
 #[derive(Clone, Copy)]
-struct Target<'s, 'a> {
-    own: &'s Own<'a>,
-    shape: &'s MoeShape,
+struct Target<'a> {
+    own: Own<'a>,
+    shape: MoeShape,
     token: usize,
     group: usize,
 }
 
-impl Target<'_, '_> {
+impl Target<'_> {
     /// Computes the scale for magnitudes up to the one with the bits `greatest`, and writes it if
     /// `writes` is true. Returns the factor by which elements are multiplied.
     #[inline(always)]

@@ -45,10 +45,12 @@
 //! | `routing` | slots and indices of the rows |
 //! | `dispatch`, `combine` | the kernels |
 //! | `fp8` | quantization of the payload |
+//! | `memory` | elements whose number a launch checks once |
 
 mod combine;
 mod dispatch;
 mod fp8;
+mod memory;
 mod routing;
 mod shape;
 
@@ -76,12 +78,14 @@ pub const RESULTS: u32 = 0;
 pub const UNKNOWN_EXPERT: u32 = 1;
 /// Failure code: an expert is on a rank that does not exist, or at the place of another.
 pub const PLACEMENT: u32 = 2;
-/// Failure code: the halves of a micro-batch do not follow each other.
+/// Failure code: the halves of a micro-batch are out of order.
 pub const ORDER: u32 = 3;
 /// Failure code: more rows than the result has.
 pub const CAPACITY: u32 = 4;
-/// Failure code: a rank has announced rows that it cannot have sent.
+/// Failure code: a rank has announced numbers of rows that are not possible.
 pub const ANNOUNCEMENT: u32 = 5;
+/// Failure code: a rank has sent a selection that it has not announced.
+pub const SELECTION_INDEX: u32 = 6;
 
 /// Step of a micro-batch: nothing has been sent.
 const IDLE: u32 = 0;
@@ -104,19 +108,21 @@ const COMBINED: u32 = 4;
 /// `tokens_per_expert` the number of rows of each expert of this rank, added to what it has. In
 /// expert-major order, `out` gets the payload and `scales` the scales; otherwise both stay in the
 /// window, and are the result for the code that follows. `wait_ns` gets the nanoseconds from the
-/// begin of the wait to the arrival of each rank's rows, added to what it has; it may be empty.
+/// start of the wait to the arrival of each rank's rows, added to what it has; it may be empty.
 ///
 /// # Safety
-/// On a GPU, all buffers must be aligned to 16 bytes. During the launch, nothing else may write the
-/// inputs or access the other buffers, which do not overlap.
+/// `shape.hidden` must be a multiple of 8, for fp8 of [`GROUP`], and `shape.payload` the words of
+/// that many elements. On a GPU, all buffers must be aligned to 16 bytes. During the launch,
+/// nothing else may write the inputs or access the other buffers, which do not overlap.
 #[kernel(failures(
     UNKNOWN_EXPERT = "expert {a} does not exist; there are {b} experts (ids of -1 are not sent)",
     PLACEMENT = "expert {a} has the place {b} (rank << 16 | index), which does not exist or is \
                  that of another expert",
-    ORDER = "the micro-batch is at step {a}; send, receive, combine's send and combine's receive \
-             must follow each other",
-    CAPACITY = "{a} rows have arrived, which exceeds the capacity of {b} rows",
-    ANNOUNCEMENT = "rank {a} has announced {b} rows, which is not possible",
+    ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: dispatch has \
+             received, 3: combine has sent, 4: combine has received), so this half is out of order",
+    CAPACITY = "the experts of this rank have {a} rows, which exceeds the capacity of {b} rows",
+    ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
+    SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
 ))]
 pub unsafe fn moe_dispatch(
     session: &mut Session<impl Machine>,
@@ -136,7 +142,7 @@ pub unsafe fn moe_dispatch(
 ) -> Result<(), Aborted> {
     let _ = config;
     let dispatch = Dispatch {
-        shape,
+        shape: shape.unpacked(),
         rows,
         meta,
         out,
@@ -161,10 +167,11 @@ pub unsafe fn moe_dispatch(
                           sent)",
         PLACEMENT = "expert {a} has the place {b} (rank << 16 | index), which does not exist or \
                      is that of another expert",
-        ORDER = "the micro-batch is at step {a}; send, receive, combine's send and combine's \
-                 receive must follow each other",
-        CAPACITY = "{a} rows have arrived, which exceeds the capacity of {b} rows",
-        ANNOUNCEMENT = "rank {a} has announced {b} rows, which is not possible",
+        ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: dispatch has \
+             received, 3: combine has sent, 4: combine has received), so this half is out of order",
+        CAPACITY = "the experts of this rank have {a} rows, which exceeds the capacity of {b} rows",
+        ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
+    SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
     )
 )]
 pub unsafe fn moe_dispatch_fp8<T: Element<Acc = f32>>(
@@ -185,7 +192,7 @@ pub unsafe fn moe_dispatch_fp8<T: Element<Acc = f32>>(
 ) -> Result<(), Aborted> {
     let _ = config;
     let dispatch = Dispatch {
-        shape,
+        shape: shape.unpacked(),
         rows,
         meta,
         out,
@@ -210,9 +217,10 @@ pub unsafe fn moe_dispatch_fp8<T: Element<Acc = f32>>(
 #[kernel(
     each(T: f32 = f32, f16 = F16, bf16 = Bf16),
     failures(
-        ORDER = "the micro-batch is at step {a}; send, receive, combine's send and combine's \
-                 receive must follow each other",
-        ANNOUNCEMENT = "rank {a} has announced {b} rows, which is not possible",
+        ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: dispatch has \
+             received, 3: combine has sent, 4: combine has received), so this half is out of order",
+        ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
+    SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
     )
 )]
 pub unsafe fn moe_combine<T: Element<Acc = f32>>(
@@ -229,7 +237,7 @@ pub unsafe fn moe_combine<T: Element<Acc = f32>>(
 ) -> Result<(), Aborted> {
     let _ = config;
     let combine = Combine {
-        shape,
+        shape: shape.unpacked(),
         rows,
         results,
         y,

@@ -8,6 +8,7 @@ use fusewire_device::group::slice;
 use fusewire_device::session::{Aborted, Session, Unvoted};
 use fusewire_device::{Block, Group, In, InOut, Machine};
 
+use super::memory::Memory;
 use super::shape::{
     ANNOUNCED, COUNTERS_AT, HEADER, MoeShape, NONE, OwnLayout, SEGMENTS, SELECTION, local_of,
     rank_of,
@@ -19,24 +20,31 @@ use super::{PLACEMENT, UNKNOWN_EXPERT};
 pub(super) struct Own<'a> {
     shape: MoeShape,
     layout: OwnLayout,
-    words: InOut<'a, u32>,
-    block: InOut<'a, u32>,
+    argument: InOut<'a, u32>,
+    words: Memory<'a, u32>,
+    block: Memory<'a, u32>,
 }
 
 impl<'a> Own<'a> {
     /// Wraps the words of the rank.
+    ///
+    /// # Safety
+    /// During the launch, nothing else may access the words.
     #[inline(always)]
-    pub(super) fn new<M: Machine>(
+    pub(super) unsafe fn new<M: Machine>(
         s: &Session<M>,
         shape: MoeShape,
-        words: InOut<'a, u32>,
+        argument: InOut<'a, u32>,
     ) -> Result<Self, Aborted> {
         let block = s.block();
         let layout = shape.own(s.ranks() as usize, block.count() as usize);
-        let words = words.require(s, layout.words)?;
+        // SAFETY: the precondition of this function. Barriers order the lanes of a block; blocks
+        // have parts of their own.
+        let words = unsafe { Memory::updated(s, argument, layout.words)? };
         Ok(Self {
             shape,
             layout,
+            argument,
             words,
             block: words.slice(block.index() as usize * layout.block, layout.block),
         })
@@ -56,7 +64,7 @@ impl<'a> Own<'a> {
 
     /// Returns the counters of a warp; those after the last warp's have the sums.
     #[inline(always)]
-    fn counters(&self, warp: u32) -> InOut<'a, u32> {
+    fn counters(&self, warp: u32) -> Memory<'a, u32> {
         let counters = self.layout.counters;
         let first = COUNTERS_AT + warp as usize * counters;
         self.block.slice(first, counters)
@@ -64,14 +72,27 @@ impl<'a> Own<'a> {
 
     /// Returns the announcement for a rank.
     #[inline(always)]
-    pub(super) fn announcement(&self, rank: u32) -> InOut<'a, u32> {
+    fn announcement(&self, rank: u32) -> Memory<'a, u32> {
         let first = self.layout.announced_at + rank as usize * self.layout.announced;
         self.block.slice(first, self.shape.announcement_words())
     }
 
+    /// Returns the announcement for a rank, to be sent.
+    #[inline(always)]
+    pub(super) fn announcement_to_send<M: Machine>(
+        &self,
+        s: &Session<M>,
+        rank: u32,
+    ) -> In<'a, u32> {
+        let first = s.block().index() as usize * self.layout.block + self.layout.announced_at;
+        let first = first + rank as usize * self.layout.announced;
+        let words = self.argument.as_in();
+        words.slice(first, self.shape.announcement_words())
+    }
+
     /// Returns the first row of this rank's experts for selections of rank `source`.
     #[inline(always)]
-    pub(super) fn bases(&self, source: u32) -> InOut<'a, u32> {
+    pub(super) fn bases(&self, source: u32) -> Memory<'a, u32> {
         let local = self.shape.local_experts as usize;
         let first = self.layout.bases_at + source as usize * local;
         self.block.slice(first, local)
@@ -80,21 +101,29 @@ impl<'a> Own<'a> {
     /// Returns the slot of each selection that is the first of its token for its rank, and `NONE`
     /// for the others.
     #[inline(always)]
-    pub(super) fn slots(&self) -> InOut<'a, u32> {
+    pub(super) fn slots(&self) -> Memory<'a, u32> {
         let items = self.shape.max_tokens as usize * self.shape.k();
         self.words.slice(self.layout.slots_at, items)
     }
 
     /// Returns the row of a token, as it is sent.
     #[inline(always)]
-    pub(super) fn packed(&self, token: usize) -> InOut<'a, u32> {
+    pub(super) fn packed(&self, token: usize) -> Memory<'a, u32> {
         let first = self.layout.packed_at + token * self.shape.row_stride();
         self.words.slice(first, self.shape.row_words())
     }
 
+    /// Returns the row of a token, to be sent.
+    #[inline(always)]
+    pub(super) fn packed_to_send(&self, token: usize) -> In<'a, u32> {
+        let first = self.layout.packed_at + token * self.shape.row_stride();
+        let words = self.argument.as_in();
+        words.slice(first, self.shape.row_words())
+    }
+
     /// Returns the word of selection `item` in the header of its token: its place.
     #[inline(always)]
-    fn selection(&self, item: usize) -> (InOut<'a, u32>, usize) {
+    fn selection(&self, item: usize) -> (Memory<'a, u32>, usize) {
         let (token, k) = (item / self.shape.k(), item % self.shape.k());
         let header = self.packed(token).slice(
             self.shape.header_at(),
@@ -117,13 +146,13 @@ impl<'a> Own<'a> {
 /// The selections of this rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Routing<'a> {
-    pub(super) shape: MoeShape,
-    pub(super) ids: In<'a, i32>,
-    pub(super) weights: In<'a, f32>,
-    pub(super) placement: In<'a, u32>,
-    pub(super) own: Own<'a>,
+    shape: MoeShape,
+    ids: Memory<'a, i32>,
+    weights: Memory<'a, f32>,
+    placement: Memory<'a, u32>,
+    own: Own<'a>,
     /// Number of tokens.
-    pub(super) tokens: usize,
+    tokens: usize,
     /// Tokens of this block: `first .. last`.
     pub(super) first: usize,
     pub(super) last: usize,
@@ -134,8 +163,11 @@ impl<'a> Routing<'a> {
     ///
     /// # Errors
     /// [`Aborted`] on all lanes.
+    ///
+    /// # Safety
+    /// During the launch, nothing may write the arguments.
     #[inline(always)]
-    pub(super) fn new<M: Machine>(
+    pub(super) unsafe fn new<M: Machine>(
         s: &Session<M>,
         shape: MoeShape,
         (ids, weights, placement): (In<'a, i32>, In<'a, f32>, In<'a, u32>),
@@ -148,11 +180,20 @@ impl<'a> Routing<'a> {
             shape.max_tokens as usize
         };
         let (first, last) = s.block().slice(tokens, 1);
+        let items = tokens * shape.k();
+        // SAFETY: the precondition of this function; the lanes only read.
+        let (ids, weights, placement) = unsafe {
+            (
+                Memory::read_only(s, ids, items)?,
+                Memory::read_only(s, weights, items)?,
+                Memory::read_only(s, placement, shape.experts as usize)?,
+            )
+        };
         Ok(Self {
             shape,
-            ids: ids.require(s, tokens * shape.k())?,
-            weights: weights.require(s, tokens * shape.k())?,
-            placement: placement.require(s, shape.experts as usize)?,
+            ids,
+            weights,
+            placement,
             own,
             tokens,
             first,
@@ -260,7 +301,7 @@ impl<'a> Routing<'a> {
         };
         let slots = own.slots();
         let (mut start, end) = self.items_of_warp(block);
-        // All lanes stay in the loop, because of the calls of the warp.
+        // All lanes stay in the loop, because `claim` is a collective of the warp.
         while start < end {
             let item = start + lane;
             start += lanes;
@@ -299,9 +340,13 @@ impl<'a> Routing<'a> {
     fn is_first<M: Machine>(&self, s: &Session<M>, item: usize, rank: u32) -> bool {
         let mut before = item / self.shape.k() * self.shape.k();
         while before < item {
-            let place = self.place(s, before);
-            if place != NONE && rank_of(place) == rank {
-                return false;
+            // Experts that do not exist read as no place.
+            let id = self.ids.get(before);
+            if id >= 0 && (id as usize) < self.placement.len() {
+                let place = self.placement.get(id as usize);
+                if rank_of(place) == rank && self.is_valid(s, place) {
+                    return false;
+                }
             }
             before += 1;
         }
@@ -310,7 +355,7 @@ impl<'a> Routing<'a> {
 
     /// Adds to indices and slots of this block's tokens what the warps before have counted.
     #[inline(always)]
-    fn add_bases<M: Machine>(&self, s: &Session<M>, sums: InOut<u32>) {
+    fn add_bases<M: Machine>(&self, s: &Session<M>, sums: Memory<u32>) {
         let (block, own, k) = (s.block(), self.own, self.shape.k());
         let (first, last) = (self.first * k, self.last * k);
         let (start, end) = self.items_of_warp(block);
@@ -340,18 +385,19 @@ impl<'a> Routing<'a> {
 
     /// Writes the announcements.
     #[inline(always)]
-    fn announce<M: Machine>(&self, s: &Session<M>, sums: InOut<u32>) {
+    fn announce<M: Machine>(&self, s: &Session<M>, sums: Memory<u32>) {
         let (block, own) = (s.block(), self.own);
         for rank in block.elements_of_block(s.ranks() as usize) {
             let rank = rank as u32;
             let announcement = own.announcement(rank);
-            let [before, here, after] = [0, 1, 2].map(|part| sums.get(self.rows(s, part, rank)));
+            let before = sums.get(self.rows(s, 0, rank));
+            let here = sums.get(self.rows(s, 1, rank));
+            let after = sums.get(self.rows(s, 2, rank));
             announcement.set(0, before + here + after);
             announcement.set(1, before);
             announcement.set(2, here);
-            announcement.set(3, self.tokens as u32);
         }
-        let inverse = own.inverse();
+        let inverse = own.inverse(s);
         for expert in block.elements_of_block(self.shape.experts as usize) {
             let place = self.placement.get(expert);
             if self.is_valid(s, place) {
@@ -365,7 +411,7 @@ impl<'a> Routing<'a> {
     /// Records an error for two experts at one place. After a barrier.
     #[inline(always)]
     fn check_places<M: Machine>(&self, s: &Session<M>) {
-        let inverse = self.own.inverse();
+        let inverse = self.own.inverse(s);
         for expert in s.block().elements_of_block(self.shape.experts as usize) {
             let place = self.placement.get(expert);
             if self.is_valid(s, place) && inverse.get(self.inverse_of(place)) != expert as u32 {
@@ -381,11 +427,13 @@ impl<'a> Routing<'a> {
 }
 
 impl<'a> Own<'a> {
-    /// Returns the expert of each place.
+    /// Returns the expert of each place. If two experts have one place, lanes race, so accesses are
+    /// those of the argument.
     #[inline(always)]
-    fn inverse(&self) -> InOut<'a, u32> {
+    fn inverse<M: Machine>(&self, s: &Session<M>) -> InOut<'a, u32> {
+        let first = s.block().index() as usize * self.layout.block + self.layout.inverse_at;
         let len = self.layout.bases_at - self.layout.inverse_at;
-        self.block.slice(self.layout.inverse_at, len)
+        self.argument.slice(first, len)
     }
 }
 
@@ -393,7 +441,7 @@ impl<'a> Own<'a> {
 /// Returns their values before. [`NONE`] increments nothing. All lanes of the warp together.
 #[inline(always)]
 #[track_caller]
-fn claim<M: Machine>(block: Block<M>, counts: InOut<u32>, first: u32, second: u32) -> (u32, u32) {
+fn claim<M: Machine>(block: Block<M>, counts: Memory<u32>, first: u32, second: u32) -> (u32, u32) {
     if M::LANES == 1 {
         let increment = |counter: u32| {
             if counter == NONE {

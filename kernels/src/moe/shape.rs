@@ -20,7 +20,7 @@ pub(crate) const HEADER: usize = 1;
 /// Words of a selection in a header: its place, its index, its weight.
 pub(crate) const SELECTION: usize = 3;
 
-/// What a launch does, and in which form. A set of flags.
+/// Flags of a launch: the halves that it runs, and the form of the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct MoeFlags(pub u32);
@@ -61,8 +61,8 @@ impl MoeFlags {
 ///
 /// A rank's part of the window of rows has
 /// - for each block of each rank an *announcement*: the rows that the rank sends, the first row of
-///   this block, the rows of this block, the tokens of the rank, and for each expert of the
-///   receiver the selections of the rank;
+///   this block, the rows of this block, an unused word, and for each expert of the receiver the
+///   selections of the rank;
 /// - for each rank `max_tokens` rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -85,11 +85,31 @@ pub struct MoeShape {
     pub capacity: u32,
     /// The rows of an expert start at a multiple of this number.
     pub alignment: u32,
-    /// What the launch does.
+    /// The halves that the launch runs, and the form of the data.
     pub flags: MoeFlags,
 }
 
 impl MoeShape {
+    /// Returns the same shape, built from the words that an entry receives. A compiler for GPUs
+    /// keeps a struct in local memory whose fields are halves of its words.
+    #[inline(always)]
+    pub(crate) fn unpacked(self) -> Self {
+        let words: [u64; 5] = bytemuck::cast(self);
+        let high = |word: u64| (word >> 32) as u32;
+        Self {
+            experts: words[0] as u32,
+            top_k: high(words[0]),
+            local_experts: words[1] as u32,
+            max_tokens: high(words[1]),
+            hidden: words[2] as u32,
+            payload: high(words[2]),
+            scales: words[3] as u32,
+            capacity: high(words[3]),
+            alignment: words[4] as u32,
+            flags: MoeFlags(high(words[4])),
+        }
+    }
+
     /// Returns the experts of a token. At least 1, because a division by 0 would be a panic.
     #[inline(always)]
     pub const fn k(&self) -> usize {
@@ -117,10 +137,11 @@ impl MoeShape {
         ceil(self.row_words(), LINE)
     }
 
-    /// Returns the words of an announcement.
+    /// Returns the words of an announcement: a multiple of 16 bytes, so that lanes write whole
+    /// vectors.
     #[inline(always)]
     pub const fn announcement_words(&self) -> usize {
-        ANNOUNCED + self.local_experts as usize
+        ceil(ANNOUNCED + self.local_experts as usize, 4)
     }
 
     /// Returns the first word of the announcement of block `block` of rank `source`, in a window

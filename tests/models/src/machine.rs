@@ -61,6 +61,8 @@ impl Machine for SingleLaneGpu {
 pub struct Barrier {
     lanes: u64,
     arrived: AtomicU64,
+    /// Value of each lane in an exchange.
+    values: Vec<AtomicU64>,
 }
 
 impl Barrier {
@@ -69,7 +71,20 @@ impl Barrier {
         Self {
             lanes: u64::from(lanes),
             arrived: AtomicU64::new(0),
+            values: (0..lanes).map(|_| AtomicU64::new(0)).collect(),
         }
+    }
+
+    /// Returns the values of all lanes. Orders no other accesses, like the exchanges of a warp:
+    /// updates read the last value without an order.
+    fn exchange(&self, passed: &Cell<u64>, lane: u32, value: u64) -> Vec<u64> {
+        let order = Ordering::Relaxed;
+        self.values[lane as usize].swap(value, order);
+        self.wait(passed, order, order);
+        let values = self.values.iter();
+        let values = values.map(|value| value.fetch_add(0, order)).collect();
+        self.wait(passed, order, order);
+        values
     }
 
     /// Waits until all lanes have entered. `passed` holds the number of times that this lane has
@@ -145,6 +160,16 @@ pub struct WeakLane<'a, const CLAIMS: bool> {
     pub shared: *mut u8,
 }
 
+impl<const CLAIMS: bool> WeakLane<'_, CLAIMS> {
+    /// Returns the lanes whose value matches, bit i for lane i.
+    fn match_lanes(self, matches: impl Fn(u64) -> bool, value: u64) -> u64 {
+        let values = self.barrier.exchange(self.passed, self.lane, value);
+        let bits = values.iter().enumerate();
+        bits.map(|(lane, other)| u64::from(matches(*other)) << lane)
+            .sum()
+    }
+}
+
 impl<const CLAIMS: bool> Machine for WeakLane<'_, CLAIMS> {
     const LANES: u32 = 0;
     const CONSTANTS_IN_WORKSPACE: bool = true;
@@ -178,14 +203,20 @@ impl<const CLAIMS: bool> Machine for WeakLane<'_, CLAIMS> {
             .wait(self.passed, Ordering::Release, Ordering::Relaxed);
         false
     }
-    fn ballot(self, _value: bool) -> u64 {
-        unreachable!("no kernel of these models votes by warps")
+    fn ballot(self, value: bool) -> u64 {
+        self.match_lanes(|other| other == 1, u64::from(value))
     }
-    fn shuffle(self, _value: u32, _from: u32) -> u32 {
-        unreachable!("no kernel of these models shuffles")
+    fn match_any(self, value: u64, _bits: u32) -> u64 {
+        self.match_lanes(|other| other == value, value)
     }
-    fn shuffle_xor(self, _value: u32, _mask: u32) -> u32 {
-        unreachable!("no kernel of these models shuffles")
+    fn shuffle(self, value: u32, from: u32) -> u32 {
+        let values = self
+            .barrier
+            .exchange(self.passed, self.lane, u64::from(value));
+        values[from as usize] as u32
+    }
+    fn shuffle_xor(self, value: u32, mask: u32) -> u32 {
+        self.shuffle(value, self.lane ^ mask)
     }
     fn shared(self) -> *mut u8 {
         self.shared

@@ -14,6 +14,8 @@ use fusewire_device::mem::model::{Kind, Model};
 use fusewire_device::net::{RESULT_BYTES, Requests};
 use fusewire_device::window::{DeviceWindow, QUEUE_SIGNALS};
 
+use crate::moe::{Memory, Mixture};
+
 /// Sizes and settings of a model. Models choose sizes as small as the protocol allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -39,6 +41,8 @@ pub struct Config {
     pub counters: u32,
     /// Cells of the window.
     pub cells: u32,
+    /// Mixture of experts, with windows of its own.
+    pub mixture: Option<Mixture>,
     /// First epoch of packets and rounds.
     pub first_epoch: u64,
     /// Timeout of waits in nanoseconds of the model's clock.
@@ -87,6 +91,7 @@ impl Config {
             ring: 0,
             counters: 0,
             cells: 0,
+            mixture: None,
             first_epoch: 0,
             timeout_ns: u64::MAX,
             parts,
@@ -96,7 +101,7 @@ impl Config {
 
 /// Allocates zeroed, page-aligned memory. The memory is never freed, so addresses that a model
 /// holds stay valid.
-fn pages(bytes: usize) -> *mut u8 {
+pub(crate) fn pages(bytes: usize) -> *mut u8 {
     let layout = Layout::from_size_align(bytes.next_multiple_of(4096), 4096).expect("a layout");
     // SAFETY: all callers pass a size above 0.
     let start = unsafe { alloc_zeroed(layout) };
@@ -133,6 +138,7 @@ pub struct MemoryImage {
     ranks: Vec<Rank>,
     /// The second half of window 1, with signals.
     window: Box<DeviceWindow>,
+    mixture: Option<Memory>,
 }
 
 // SAFETY: the model checker runs all threads of an execution on one OS thread, one thread at a
@@ -186,7 +192,7 @@ impl MemoryImage {
                 network: pages(PRIVATE_BYTES),
             })
             .collect();
-        let windows = [
+        let mut windows = vec![
             (
                 layout.bytes,
                 ranks.iter().map(|rank| rank.workspace as u64).collect(),
@@ -200,7 +206,15 @@ impl MemoryImage {
                 ranks.iter().map(|rank| rank.pad as u64).collect(),
             ),
         ];
-        let windows: [(u64, Vec<u64>); 3] = windows;
+        let mixture = config.mixture.map(|mixture| {
+            let first = windows.len();
+            Memory::new(mixture, config.ranks, config.blocks, first)
+        });
+        if let Some(mixture) = &mixture {
+            windows.extend(mixture.windows());
+        }
+        assert!(windows.len() <= MAX_WINDOWS, "{} windows", windows.len());
+        let windows: Vec<(u64, Vec<u64>)> = windows;
         let stride = WindowConst::stride(team);
         for (index, rank) in ranks.iter_mut().enumerate() {
             let first = index / team as usize * team as usize;
@@ -263,7 +277,16 @@ impl MemoryImage {
             layout,
             ranks,
             window,
+            mixture,
         }
+    }
+
+    /// Returns the memory of the mixture of experts.
+    ///
+    /// # Panics
+    /// Panics if the configuration has none.
+    pub(crate) fn mixture(&self) -> &Memory {
+        self.mixture.as_ref().expect("a mixture of experts")
     }
 
     /// Returns the window that consists of the ranks' outputs.
@@ -531,6 +554,9 @@ impl MemoryImage {
                 model.register(self.workspace(rank, self.layout.progress), 24, Kind::Peer);
             }
             self.payload(&model, memory.window, 2 * self.config.user as u64);
+        }
+        if let Some(mixture) = &self.mixture {
+            mixture.open(&model, parts.signals);
         }
         model
     }

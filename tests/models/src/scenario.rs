@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fusewire_device::Block;
 use fusewire_device::group::cpu::{BlockShared, LaneContext};
 use fusewire_device::group::{Lanes, Single};
-use fusewire_device::layout::{ABORT, CommState, FailureRecord};
+use fusewire_device::layout::{ABORT, CommState, FailureKind, FailureRecord};
 use fusewire_device::mem::model::Model;
 use fusewire_device::mem::prim::{AtomicU64, Ordering};
 use fusewire_device::mem::{self, Order, Scope};
@@ -40,6 +40,8 @@ pub enum ExpectedOutcome {
     /// Launches may fail. On each rank whose launch fails, the abort word must be set. The abort
     /// word must name the host, or a rank whose failure record is a valid timeout.
     Failure,
+    /// Every rank has a launch that fails, and the failure record has this kind.
+    EveryRankFails(FailureKind),
 }
 
 /// Fault that a negative control injects into an execution.
@@ -109,6 +111,13 @@ impl Scenario {
     #[must_use]
     pub fn may_fail(mut self) -> Self {
         self.expected = ExpectedOutcome::Failure;
+        self
+    }
+
+    /// Requires that every rank has a launch that fails, with a failure record of this kind.
+    #[must_use]
+    pub fn must_fail(mut self, kind: FailureKind) -> Self {
+        self.expected = ExpectedOutcome::EveryRankFails(kind);
         self
     }
 
@@ -302,6 +311,9 @@ impl Scenario {
             }
             boundary();
             if self.failed(rank, epoch) {
+                if is_first {
+                    step.verify_failed(image, rank);
+                }
                 return;
             }
             if is_first {
@@ -311,6 +323,10 @@ impl Scenario {
                 step.verify(image, rank, epoch);
             }
         }
+        assert!(
+            !matches!(self.expected, ExpectedOutcome::EveryRankFails(_)),
+            "no launch of rank {rank} has failed"
+        );
     }
 
     /// Returns true if the launch that has just returned failed.
@@ -361,6 +377,10 @@ impl Scenario {
             let valid = mem::load_u64(&raw const (*record).state, Order::Acquire, Scope::System);
             assert_eq!(valid, 2, "the failure record of rank {named} is not valid");
             let record: FailureRecord = mem::read(record);
+            if let ExpectedOutcome::EveryRankFails(kind) = self.expected {
+                assert_eq!(record.kind, kind as u64, "the failure record: {record:?}");
+                return true;
+            }
             assert!(
                 record.kind == 1 && record.awaited < u64::from(image.config().ranks),
                 "the failure record is not a timeout on a rank: {record:?}"

@@ -29,7 +29,7 @@ use fusewire_kernels::{
 use crate::broken;
 use crate::input::number;
 use crate::memory_image::MemoryImage;
-use crate::windows;
+use crate::{moe, windows};
 
 /// Operation of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,8 @@ pub enum Op {
     RingPut,
     /// A kernel with a window.
     Window(windows::Kernel),
+    /// A launch of a mixture of experts. The count is not used.
+    Moe(moe::Launch),
     /// all_gather with a ready flag per row. Rank 0 has a consumer that reads each row whose flag
     /// is set.
     GatherWithFlags,
@@ -195,7 +197,7 @@ impl Step {
                 let sent: usize = (0..ranks).map(|to| self.split(rank, to)).sum();
                 (0..sent).map(|i| number(i) as u8).collect()
             }
-            Op::Barrier => Vec::new(),
+            Op::Barrier | Op::Moe(_) => Vec::new(),
             _ => (0..self.count).map(|i| number(i) as u8).collect(),
         }
     }
@@ -291,7 +293,7 @@ impl Step {
             }
             Op::RingPut | Op::Ring => inputs[(me + ranks as usize - 1) % ranks as usize].clone(),
             Op::Window(kernel) if !kernel.gathers() => Vec::new(),
-            Op::Barrier => Vec::new(),
+            Op::Barrier | Op::Moe(_) => Vec::new(),
             Op::Window(_) => inputs.concat(),
             Op::Transfer(from, to) => {
                 if rank == to {
@@ -306,6 +308,9 @@ impl Step {
     /// Writes the input of launch `epoch` and fills the output with poison, as a program would
     /// before the call.
     pub fn prepare(&self, image: &MemoryImage, rank: u32, epoch: u64) {
+        if let Op::Moe(launch) = self.op {
+            return launch.prepare(image, rank);
+        }
         let ranks = image.config().ranks;
         let input = self.input(ranks, rank, epoch);
         assert!(
@@ -468,8 +473,20 @@ impl Step {
             "wrong result on rank {rank} in launch {epoch} of {:?}: {found:?}, not {expected:?}",
             self.op
         );
-        if let Op::Window(kernel) = self.op {
-            kernel.verify(image, rank);
+        match self.op {
+            Op::Window(kernel) => kernel.verify(image, rank),
+            Op::Moe(launch) => launch.verify(image, rank),
+            _ => {}
+        }
+    }
+
+    /// Checks what a launch that has failed must not have written.
+    ///
+    /// # Panics
+    /// Panics if it has been written.
+    pub fn verify_failed(&self, image: &MemoryImage, rank: u32) {
+        if let Op::Moe(launch) = self.op {
+            launch.verify_failed(image, rank);
         }
     }
 
@@ -510,7 +527,7 @@ impl Step {
                 (Operation::ReduceScatterNorm, DType::F32 as u8, 0, 0)
             }
             Op::Norm(_) | Op::NormPacket => (Operation::AllReduceNorm, DType::F32 as u8, 0, 0),
-            Op::RingPut | Op::Window(_) => (Operation::User, 0, 0, 0),
+            Op::RingPut | Op::Window(_) | Op::Moe(_) => (Operation::User, 0, 0, 0),
             Op::Barrier => (Operation::Barrier, 0, 0, 0),
             Op::Ring => (Operation::Batch, byte, 0, rank as u16),
             Op::Transfer(from, to) => {
@@ -719,6 +736,7 @@ impl Step {
                     },
                 ),
                 Op::Window(kernel) => kernel.run(block, header, image, source.at, count),
+                Op::Moe(launch) => launch.run(block, header, image, rank),
                 Op::Barrier => barrier::barrier__run(block, &BarrierParams { header }),
                 Op::Transfer(from, _) if rank == from => {
                     let source = raw(source.at, count);

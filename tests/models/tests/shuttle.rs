@@ -4,8 +4,10 @@
 
 #[cfg(shuttle)]
 mod models {
+    use fusewire_kernels::moe::MoeFlags;
     use fusewire_models::broken::Kernel;
     use fusewire_models::memory_image::{Config, MemoryImage, Parts};
+    use fusewire_models::moe::{Injected, Launch, Mixture, Tokens};
     use fusewire_models::report::{Bound, Entry};
     use fusewire_models::scenario::{Blocks, InjectedFault, Scenario};
     use fusewire_models::step::{Memory, Op, Step};
@@ -95,6 +97,7 @@ mod models {
             }
         }
         entries.extend(blocks_and_queues());
+        entries.extend(experts());
         for (name, op, count) in [
             ("packets", Op::Packet, 6),
             ("packets in two shots", Op::PacketTwoShot, 20),
@@ -181,6 +184,122 @@ mod models {
         ]
     }
 
+    const LAYOUTS: [(&str, MoeFlags); 3] = [
+        ("expert-major", MoeFlags::EXPERT_MAJOR),
+        (
+            "expert-major, bounded",
+            MoeFlags::EXPERT_MAJOR.with(MoeFlags::BOUNDED),
+        ),
+        ("rank-major", MoeFlags(0)),
+    ];
+
+    /// Returns launches of a mixture of experts with several tokens, experts and selections.
+    fn moe(layout: MoeFlags, config: Config, blocks: Blocks, launches: &[Launch]) -> Scenario {
+        let mixture = Mixture {
+            local_experts: 2,
+            top_k: 3,
+            max_tokens: 5,
+            capacity: 15 * config.ranks,
+            layout,
+            batches: 2,
+            tokens: Tokens::Varied,
+        };
+        let config = Config {
+            mixture: Some(mixture),
+            ..config
+        };
+        let steps = launches
+            .iter()
+            .map(|launch| Step::new(Op::Moe(*launch), 0))
+            .collect();
+        scenario(config, blocks, steps)
+    }
+
+    /// Dispatch and combine in every order that is possible, in one launch and in halves, of two
+    /// micro-batches.
+    fn experts() -> Vec<Entry> {
+        let mut launches = Vec::new();
+        for round in 0..6 {
+            let (dispatch, combine) = (Launch::dispatch(round), Launch::combine(round));
+            let (next, other) = (Launch::dispatch(round + 1), Launch::combine(round + 1));
+            launches.extend([
+                dispatch,
+                combine,
+                combine.pass(1),
+                dispatch.send(),
+                next.of(1).send(),
+                dispatch.receive(),
+                combine.send(),
+                next.of(1).receive(),
+                other.of(1).send(),
+                combine.receive(),
+                next.send(),
+                other.of(1).receive(),
+                next.receive(),
+            ]);
+        }
+        let mut entries = Vec::new();
+        for (layout, flags) in LAYOUTS {
+            for (ranks, blocks, lanes, schedules) in
+                [(3, 1, 1, 300), (4, 2, 1, 100), (2, 1, 4, 40), (3, 1, 2, 40)]
+            {
+                let machine = if lanes > 1 {
+                    Blocks::Lanes
+                } else {
+                    Blocks::Single
+                };
+                let config = Config {
+                    blocks,
+                    ..config(ranks, lanes)
+                };
+                entries.push(Entry::model(
+                    &format!(
+                        "moe: dispatch and combine, {layout}, {ranks} ranks x {blocks} blocks x \
+                         {lanes} lanes"
+                    ),
+                    Bound::Random(schedules),
+                    moe(flags, config, machine, &launches),
+                ));
+            }
+        }
+        entries
+    }
+
+    /// Launches of a mixture of experts that skip the handshake before they overwrite memory.
+    fn broken_experts() -> Vec<Entry> {
+        let (idle, dispatched) = (Injected::Step(0), Injected::Step(2));
+        let bound = Bound::Random(20_000);
+        let mut entries = Vec::new();
+        for (layout, flags) in LAYOUTS {
+            for (what, launches) in [
+                (
+                    "dispatch",
+                    [
+                        Launch::dispatch(1),
+                        Launch::dispatch(2).with_fault(idle),
+                        Launch::combine(2),
+                    ],
+                ),
+                (
+                    "combine",
+                    [
+                        Launch::dispatch(1),
+                        Launch::combine(1),
+                        Launch::combine(1).pass(1).with_fault(dispatched),
+                    ],
+                ),
+            ] {
+                entries.push(Entry::control(
+                    &format!("control: moe: {what} twice without a handshake, {layout}"),
+                    bound,
+                    None,
+                    moe(flags, config(3, 1), Blocks::Single, &launches),
+                ));
+            }
+        }
+        entries
+    }
+
     fn controls() -> Vec<Entry> {
         let bound = Bound::Random(20_000);
         let packets = |blocks| scenario(config(3, 1), blocks, vec![Step::new(Op::Packet, 6); 6]);
@@ -232,6 +351,7 @@ mod models {
             .map(|(what, scenario)| {
                 Entry::control(&format!("control: {what}"), bound, None, scenario)
             })
+            .chain(broken_experts())
             .chain([Entry::model(
                 "the correct kernel of the last controls",
                 Bound::Random(2000),

@@ -3,6 +3,7 @@
 
 mod config;
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use fusewire_device::DType;
@@ -51,7 +52,8 @@ pub struct MoeInfo {
 /// The tensors belong to the micro-batch, and every dispatch of the micro-batch writes them again.
 /// Their contents are valid until the next dispatch; in rank-major order, `x` and `scales` are
 /// valid until the next combine. Operations on other streams are ordered like other accesses to
-/// tensors.
+/// tensors. In rank-major order, `x` and `scales` are ranges of the memory in which rows arrive:
+/// what is between their rows must not be written, because combine reads it.
 ///
 /// | | expert-major | rank-major |
 /// |---|---|---|
@@ -81,6 +83,8 @@ pub struct Dispatched {
     /// The weights of each row; f32.
     pub weights: Tensor,
     batch: Arc<Batch>,
+    /// Number of the dispatch on the micro-batch.
+    number: u64,
     selected: (Tensor, Tensor),
 }
 
@@ -97,6 +101,8 @@ struct Batch {
     scales: Tensor,
     /// No elements.
     none: Tensor,
+    /// Number of dispatches so far. A combine of an earlier one would use wrong weights.
+    dispatches: AtomicU64,
 }
 
 /// A mixture of experts over the ranks of a communicator: sends tokens to the ranks of their
@@ -188,15 +194,11 @@ impl Moe {
         comm.outside_capture()?
             .agree(NAME, [], &words, MoeConfig::describe)?;
         let (shape, blocks) = config.check(comm)?;
-        let batches = (0..config.in_flight)
-            .map(|index| Batch::new(comm, config, &shape, blocks, index).map(Arc::new))
-            .collect::<Result<Vec<_>>>()?;
         let ranks = comm.size() as usize;
         let each = config.experts.div_ceil(comm.size());
         let places: Vec<u32> = (0..config.experts)
             .map(|expert| place(expert / each, expert % each))
             .collect();
-        let bytes = batches.iter().map(|batch| batch.bytes()).sum();
         let rows = shape.result_rows(ranks);
         let is_expert_major = config.layout == MoeLayout::ExpertMajor;
         let (row, scale) = if is_expert_major {
@@ -220,15 +222,45 @@ impl Moe {
             local_experts: shape.local_experts,
             blocks,
             row_bytes: 4 * shape.row_words(),
-            bytes,
+            bytes: 0,
         };
         let digest = words.iter().fold(0, |digest: u64, word| {
             (digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         });
+        // Each rank allocates by itself first, so that all ranks return the error of one.
+        let local = || -> Result<_> {
+            let memory = |_| LocalMemory::new(comm, config, &shape, blocks);
+            Ok((
+                (0..config.in_flight)
+                    .map(memory)
+                    .collect::<Result<Vec<_>>>()?,
+                comm.tensor_from(&places)?,
+                comm.tensor(DType::U64, shape.local_experts as usize)?,
+                comm.tensor(DType::U64, ranks)?,
+            ))
+        };
+        let outside = comm.outside_capture()?;
+        let local = outside.host_call(NAME).agreed(local())?;
+        let (memories, placement, tokens_per_expert, wait_ns) = local;
+        let mut batches: Vec<Arc<Batch>> = Vec::new();
+        for memory in memories {
+            match Batch::new(comm, config, &shape, blocks, batches.len(), memory) {
+                Ok(batch) => batches.push(Arc::new(batch)),
+                Err(error) => {
+                    // The creation of a window fails on all ranks.
+                    let _ = batches.iter().try_for_each(|batch| batch.free());
+                    return Err(error);
+                }
+            }
+        }
+        let info = MoeInfo {
+            bytes: batches.iter().map(|batch| batch.bytes()).sum(),
+            ..info
+        };
         let shared = Shared {
-            placement: comm.tensor_from(&places)?,
-            tokens_per_expert: comm.tensor(DType::U64, shape.local_experts as usize)?,
-            wait_ns: comm.tensor(DType::U64, ranks)?,
+            placement,
+            tokens_per_expert,
+            wait_ns,
             config: config.clone(),
             shape,
             info,
@@ -413,11 +445,11 @@ impl Moe {
     /// # Errors
     /// The communicator's failure, if it has failed. The memory is then not freed.
     pub fn free(self) -> Result<()> {
+        let mut outcome = Ok(());
         for batch in &self.shared.batches {
-            batch.rows.clone().free()?;
-            batch.results.clone().free()?;
+            outcome = outcome.and(batch.free());
         }
-        Ok(())
+        outcome
     }
 
     /// Checks a tensor that a launch gets.
@@ -457,8 +489,49 @@ impl Moe {
     }
 
     /// Returns a hash of the configuration and of the halves that a launch runs.
-    fn digest(&self, halves: MoeFlags) -> u64 {
-        self.shared.digest ^ u64::from(halves.0)
+    fn digest(&self, halves: MoeFlags, batch: &Batch) -> u64 {
+        // The window's number is that of the micro-batch, also among those of other values.
+        let window = batch.rows.number();
+        (self.shared.digest ^ u64::from(window)).rotate_left(8) ^ u64::from(halves.0)
+    }
+
+    /// Refuses tensors of the caller that overlap memory that the launch writes.
+    fn check_overlap(
+        &self,
+        operation: &'static str,
+        batch: &Batch,
+        read: &[(&str, &Tensor)],
+        written: Option<(&str, &Tensor)>,
+    ) -> Result<()> {
+        let overlap = |a: &Tensor, b: &Tensor| {
+            let span = |tensor: &Tensor| {
+                let at = tensor.as_ptr() as usize;
+                at..at + tensor.len() * tensor.dtype().size()
+            };
+            let (a, b) = (span(a), span(b));
+            !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end
+        };
+        let refuse = |name: &str, other: &str| {
+            let detail = format!("{name} overlaps {other}, which the launch writes");
+            Err(invalid(operation, detail))
+        };
+        if let Some((name, written)) = written {
+            if let Some((other, _)) = read.iter().find(|(_, tensor)| overlap(tensor, written)) {
+                return refuse(other, name);
+            }
+        }
+        // Combine writes none of these, but reads some.
+        let own = [batch.rows.tensor(), &batch.out, &batch.scales, &batch.meta];
+        let statistics = [&self.shared.tokens_per_expert, &self.shared.wait_ns];
+        let own = own.into_iter().chain(statistics);
+        let own = own.chain([&self.shared.placement]);
+        let is_dispatch = written.is_none();
+        for (name, tensor) in written.iter().chain(read.iter().filter(|_| is_dispatch)) {
+            if own.clone().any(|own| overlap(own, tensor)) {
+                return refuse(name, "memory of the Moe");
+            }
+        }
+        Ok(())
     }
 }
 
@@ -556,6 +629,9 @@ impl MicroBatch {
             .check(OPERATION, ("weights", weights), DType::F32, tokens * k)?;
         self.moe
             .check(OPERATION, ("x", x), config.input, tokens * hidden)?;
+        let read = [("x", x), ("ids", ids), ("weights", weights)];
+        self.moe
+            .check_overlap(OPERATION, &self.batch, &read, None)?;
         let ranks = self.moe.comm.size() as usize;
         let (meta, batch) = (shape.meta(ranks), &self.batch);
         let Meta {
@@ -576,6 +652,7 @@ impl MicroBatch {
             ids: words(meta.ids_at, DType::I32, each * rows),
             weights: words(meta.weights_at, DType::F32, each * rows),
             batch: Arc::clone(batch),
+            number: batch.dispatches.fetch_add(1, Ordering::Relaxed) + 1,
             selected: (ids.clone(), weights.clone()),
         })
     }
@@ -616,18 +693,30 @@ impl MicroBatch {
         (x, scales)
     }
 
-    /// Checks that a result belongs to this micro-batch.
+    /// Checks that a result is that of the last dispatch of this micro-batch.
     fn check_own(&self, operation: &'static str, dispatched: &Dispatched) -> Result<()> {
-        if Arc::ptr_eq(&self.batch, &dispatched.batch) {
-            return Ok(());
+        if !Arc::ptr_eq(&self.batch, &dispatched.batch) {
+            return Err(invalid(
+                operation,
+                format!(
+                    "the tokens were dispatched by another micro-batch than micro-batch {} of this \
+                     Moe",
+                    self.batch.index
+                ),
+            ));
         }
-        Err(invalid(
-            operation,
-            format!(
-                "the tokens were dispatched by another micro-batch than micro-batch {} of this Moe",
-                self.batch.index
-            ),
-        ))
+        let latest = self.batch.dispatches.load(Ordering::Relaxed);
+        if dispatched.number != latest {
+            return Err(invalid(
+                operation,
+                format!(
+                    "the tokens are those of dispatch {} of micro-batch {}; after dispatch {latest} \
+                     they are no longer valid",
+                    dispatched.number, self.batch.index
+                ),
+            ));
+        }
+        Ok(())
     }
 
     /// Launches dispatch. The receiving half has no `x`.
@@ -641,15 +730,16 @@ impl MicroBatch {
         let Shared { config, info, .. } = &*moe.shared;
         let x = x.unwrap_or(&batch.none);
         let (ids, weights) = &dispatched.selected;
-        let (shape, config_digest) = (moe.shape(halves), moe.digest(halves));
+        let (shape, config_digest) = (moe.shape(halves), moe.digest(halves, batch));
         let fp8 = match config.input {
             DType::F32 => MOE_DISPATCH_FP8_F32,
             DType::F16 => MOE_DISPATCH_FP8_F16,
             _ => MOE_DISPATCH_FP8_BF16,
         };
-        // SAFETY: the buffers have been checked, and are aligned to 16 bytes. Each of the memories
-        // of the micro-batch is an allocation of its own, and launches are ordered by their
-        // accesses to tensors.
+        // SAFETY: `dispatched` has checked that the tensors of the caller have the right types and
+        // sizes, are aligned to 16 bytes, and do not overlap what the launch writes. The memories
+        // of the micro-batch do not overlap, except for `out` and `scales`, which a launch in
+        // rank-major order does not access. `bind` orders launches by their accesses to tensors.
         unsafe {
             match config.payload {
                 MoePayload::Same => moe
@@ -717,6 +807,8 @@ impl MicroBatch {
         if let Some(out) = out {
             let count = tokens * config.hidden;
             moe.check(OPERATION, ("out", out), config.input, count)?;
+            let read = [("ids", ids), ("weights", weights), ("y", y.unwrap_or(ids))];
+            moe.check_overlap(OPERATION, batch, &read, Some(("out", out)))?;
         }
         let kernel = match config.input {
             DType::F32 => MOE_COMBINE_F32,
@@ -733,10 +825,14 @@ impl MicroBatch {
             own: (&batch.own).into(),
             out: out.unwrap_or(&batch.none).into(),
             shape: moe.shape(halves),
-            config: moe.digest(halves),
+            config: moe.digest(halves, batch),
         };
-        let launch = moe.comm.kernel(arguments).blocks(info.blocks);
-        // SAFETY: as in `launch_dispatch`.
+        let mut launch = moe.comm.kernel(arguments).blocks(info.blocks);
+        if config.layout == MoeLayout::RankMajor && y.is_some() {
+            // Once they have the results, the peers may overwrite the rows.
+            launch = launch.exposing(&batch.out);
+        }
+        // SAFETY: as in `launch_dispatch`; the checks are those above.
         unsafe { launch.enqueue_unchecked() }.map(drop)
     }
 }
@@ -750,40 +846,77 @@ fn words(tensor: &Tensor) -> Buffer<'_, u32> {
     unsafe { Buffer::new(tensor.as_ptr(), count as u64, DType::U32, tensor) }
 }
 
+/// Memory of a micro-batch that each rank allocates by itself.
+struct LocalMemory {
+    own: Tensor,
+    meta: Tensor,
+    none: Tensor,
+    /// Rows and scales in expert-major order.
+    copies: Option<(Tensor, Tensor)>,
+}
+
+impl LocalMemory {
+    fn new(comm: &Communicator, config: &MoeConfig, shape: &MoeShape, blocks: u32) -> Result<Self> {
+        let ranks = comm.size() as usize;
+        let tensor = |count| comm.tensor(DType::U32, count);
+        let copies = match config.layout {
+            MoeLayout::ExpertMajor => {
+                let rows = shape.capacity as usize;
+                let scales = tensor(rows * shape.scales as usize)?;
+                Some((tensor(rows * shape.payload as usize)?, scales))
+            }
+            MoeLayout::RankMajor => None,
+        };
+        Ok(Self {
+            own: tensor(shape.own(ranks, blocks as usize).words)?,
+            meta: tensor(shape.meta(ranks).words)?,
+            none: comm.tensor(config.input, 0)?,
+            copies,
+        })
+    }
+}
+
 impl Batch {
-    /// Allocates the memory of a micro-batch. All ranks together.
+    /// Creates the windows of a micro-batch. All ranks together.
     fn new(
         comm: &Communicator,
         config: &MoeConfig,
         shape: &MoeShape,
         blocks: u32,
         index: usize,
+        memory: LocalMemory,
     ) -> Result<Self> {
         let (ranks, blocks) = (comm.size() as usize, blocks as usize);
         let options = |signals| WindowOptions::new().signals(signals).counters(0);
         let rows = shape.window_words(ranks, blocks);
         let rows = comm.alloc_window(DType::U32, rows, options(4))?;
         let results = config.max_tokens * shape.k() * config.hidden;
-        let results = comm.alloc_window(config.input, results, options(1))?;
-        let tensor = |count| comm.tensor(DType::U32, count);
-        let (out, scales) = match config.layout {
-            MoeLayout::ExpertMajor => {
-                let rows = shape.capacity as usize;
-                let scales = tensor(rows * shape.scales as usize)?;
-                (tensor(rows * shape.payload as usize)?, scales)
+        let results = match comm.alloc_window(config.input, results, options(1)) {
+            Ok(results) => results,
+            Err(error) => {
+                // The creation has failed on all ranks.
+                let _ = rows.free();
+                return Err(error);
             }
-            MoeLayout::RankMajor => (rows.tensor().clone(), rows.tensor().clone()),
         };
+        let in_place = || (rows.tensor().clone(), rows.tensor().clone());
+        let (out, scales) = memory.copies.unwrap_or_else(in_place);
         Ok(Self {
             index,
-            own: tensor(shape.own(ranks, blocks).words)?,
-            meta: tensor(shape.meta(ranks).words)?,
-            none: comm.tensor(config.input, 0)?,
+            own: memory.own,
+            meta: memory.meta,
+            none: memory.none,
             out,
             scales,
             rows,
             results,
+            dispatches: AtomicU64::new(0),
         })
+    }
+
+    /// Frees the windows. All ranks together.
+    fn free(&self) -> Result<()> {
+        self.rows.clone().free().and(self.results.clone().free())
     }
 
     /// Returns the bytes of this rank's memory.

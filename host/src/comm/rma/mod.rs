@@ -193,6 +193,11 @@ impl Window {
         self.comm.device()
     }
 
+    /// Returns the number of the window in its communicator, which is equal on all ranks.
+    pub(in crate::comm) fn number(&self) -> u32 {
+        self.shared.device.window
+    }
+
     /// Returns the number of signals.
     pub fn signals(&self) -> u32 {
         self.shared.device.signals

@@ -3,24 +3,33 @@
 use fusewire_device::mem::model::Fault;
 use fusewire_models::broken::Kernel;
 use fusewire_models::memory_image::Config;
+use fusewire_models::moe::{Injected, Launch, Mixture};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::scenario::{Blocks, InjectedFault};
 use fusewire_models::step::{Op, Step};
 use fusewire_models::windows;
 
 use crate::models::{
-    CHANNELS, NETWORK, PACKETS, ROUNDS, SIGNALS, WORDS, cells, counted, grid, lanes_config,
-    packets_by_network, queue, scenario, single, two,
+    BOUNDED, CHANNELS, EXPERT_MAJOR, NETWORK, PACKETS, RANK_MAJOR, ROUNDS, SIGNALS, WORDS, cells,
+    counted, grid, lanes_config, moe, moe_of_lanes, moe_without_room, packets_by_network, queue,
+    scenario, single, two, two_rounds,
 };
 
 const BOUND: Bound = Bound::Preemptions(3);
 
 /// Returns all controls.
 pub(crate) fn entries() -> Vec<Entry> {
-    [orders(), fences(), slots(), kernels(), overlapped()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        orders(),
+        fences(),
+        slots(),
+        kernels(),
+        overlapped(),
+        experts(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Controls in which the memory gives weaker ordering guarantees than the kernels request.
@@ -273,4 +282,135 @@ fn overlapped() -> Vec<Entry> {
         Entry::control(&format!("control: {what}"), BOUND, fault, scenario)
     })
     .collect()
+}
+
+/// Controls of a mixture of experts: memory with weaker orders, launches that skip the handshake
+/// before they overwrite memory, and programs that read rows while peers may write them.
+fn experts() -> Vec<Entry> {
+    // The steps IDLE and DISPATCHED of a micro-batch.
+    let (idle, dispatched) = (Injected::Step(0), Injected::Step(2));
+    let mut entries = Vec::new();
+    for (layout, mixture) in [
+        ("expert-major", Mixture::new(EXPERT_MAJOR)),
+        ("rank-major", Mixture::new(RANK_MAJOR)),
+    ] {
+        for (what, fault, scenario) in [
+            (
+                "relaxed stores",
+                Some(Fault::RelaxedStores),
+                moe(mixture, two_rounds()),
+            ),
+            (
+                "no acquire",
+                Some(Fault::NoAcquire),
+                moe(mixture, two_rounds()),
+            ),
+            (
+                "device scope",
+                Some(Fault::NarrowScope),
+                moe(mixture, two_rounds()),
+            ),
+            (
+                "dispatch twice without a handshake",
+                None,
+                moe(
+                    mixture,
+                    [
+                        Launch::dispatch(0),
+                        Launch::dispatch(1).with_fault(idle),
+                        Launch::combine(1),
+                    ],
+                ),
+            ),
+            (
+                "combine twice without a handshake",
+                None,
+                moe(
+                    mixture,
+                    [
+                        Launch::dispatch(0),
+                        Launch::combine(0),
+                        Launch::combine(0).pass(1).with_fault(dispatched),
+                    ],
+                ),
+            ),
+            (
+                "rows are read before they are received",
+                None,
+                moe(
+                    mixture,
+                    [
+                        Launch::dispatch(0).send(),
+                        Launch::dispatch(0)
+                            .receive()
+                            .with_fault(Injected::ReadsRows),
+                    ],
+                ),
+            ),
+            (
+                "rows are read after combine",
+                None,
+                moe(
+                    mixture,
+                    [
+                        Launch::dispatch(0),
+                        Launch::combine(0),
+                        Launch::dispatch(1).with_fault(Injected::ReadsRows),
+                    ],
+                ),
+            ),
+        ] {
+            let name = format!("control: moe: {what}, {layout}");
+            entries.push(Entry::control(&name, BOUND, fault, scenario).within(20));
+        }
+    }
+    let layouts = [("expert-major", EXPERT_MAJOR), ("rank-major", RANK_MAJOR)];
+    for (layout, flags) in layouts {
+        for (what, fault, blocks) in [
+            (
+                "writes not complete before a barrier",
+                Some(Fault::NoReleaseFences),
+                Blocks::WeakLane,
+            ),
+            (
+                "no fence after a wait",
+                Some(Fault::NoAcquireFences),
+                Blocks::WeakLane,
+            ),
+            (
+                "a barrier wrongly declared cumulative",
+                None,
+                Blocks::Claimed,
+            ),
+        ] {
+            entries.push(Entry::control(
+                &format!("control: moe: {what}, 2 lanes, {layout}"),
+                BOUND,
+                fault,
+                moe_of_lanes(flags, blocks),
+            ));
+        }
+    }
+    let bounded = Mixture {
+        capacity: 1,
+        ..Mixture::new(BOUNDED)
+    };
+    let launches = [
+        Launch::dispatch(0),
+        Launch::dispatch(1).with_fault(idle),
+        Launch::combine(1),
+    ];
+    entries.push(Entry::control(
+        "control: moe: dispatch twice without a handshake, bounded",
+        BOUND,
+        None,
+        moe(bounded, launches),
+    ));
+    entries.push(Entry::control(
+        "control: moe: rows that do not fit are sent",
+        BOUND,
+        None,
+        moe_without_room(EXPERT_MAJOR),
+    ));
+    entries
 }

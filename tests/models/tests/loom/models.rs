@@ -1,8 +1,11 @@
 //! Models for loom. Every model must pass.
 
 use fusewire_device::call::Operation;
+use fusewire_device::layout::FailureKind;
 use fusewire_kernels::fused::Route;
+use fusewire_kernels::moe::MoeFlags;
 use fusewire_models::memory_image::{Config, MemoryImage, Parts};
+use fusewire_models::moe::{Launch, Mixture, Tokens};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::scenario::{Blocks, InjectedFault, Scenario};
 use fusewire_models::step::{Memory, Op, Step};
@@ -136,6 +139,8 @@ fn all_entries() -> Vec<Entry> {
         many_ranks(),
         lanes(),
         failures(),
+        experts(),
+        failing_experts(),
     ]
     .into_iter()
     .flatten()
@@ -813,4 +818,286 @@ fn failures() -> Vec<Entry> {
         ));
     }
     entries
+}
+
+/// Layouts of a mixture of experts.
+pub(crate) const EXPERT_MAJOR: MoeFlags = MoeFlags::EXPERT_MAJOR;
+pub(crate) const RANK_MAJOR: MoeFlags = MoeFlags(0);
+pub(crate) const BOUNDED: MoeFlags = EXPERT_MAJOR.with(MoeFlags::BOUNDED);
+
+/// Returns launches of a mixture of experts on two ranks.
+pub(crate) fn moe<const N: usize>(mixture: Mixture, launches: [Launch; N]) -> Scenario {
+    let config = Config {
+        mixture: Some(mixture),
+        ..two(SIGNALS)
+    };
+    single(config, launches.map(moe_step).to_vec())
+}
+
+fn moe_step(launch: Launch) -> Step {
+    Step::new(Op::Moe(launch), 0)
+}
+
+/// Returns two rounds of dispatch and combine.
+pub(crate) fn two_rounds() -> [Launch; 4] {
+    [
+        Launch::dispatch(0),
+        Launch::combine(0),
+        Launch::dispatch(1),
+        Launch::combine(1),
+    ]
+}
+
+/// Returns a dispatch and a combine by two lanes. An announcement is a multiple of 16 bytes, so
+/// that no two lanes write to one word of the model.
+pub(crate) fn moe_of_lanes(layout: MoeFlags, blocks: Blocks) -> Scenario {
+    let mixture = Mixture {
+        local_experts: 4,
+        top_k: 2,
+        capacity: 4,
+        ..Mixture::new(layout)
+    };
+    let config = Config {
+        mixture: Some(mixture),
+        ..lanes_config(SIGNALS)
+    };
+    let launches = [Launch::dispatch(0), Launch::combine(0)];
+    scenario(config, blocks, launches.map(moe_step).to_vec())
+}
+
+/// Dispatch and combine of a mixture of experts.
+fn experts() -> Vec<Entry> {
+    let bound = Bound::Preemptions(3);
+    let mut entries = Vec::new();
+    for (layout, mixture) in [
+        ("expert-major", Mixture::new(EXPERT_MAJOR)),
+        ("rank-major", Mixture::new(RANK_MAJOR)),
+    ] {
+        let mut add = |what: &str, bound, scenario| {
+            let name = format!("moe: {what}, {layout}, 2 ranks");
+            entries.push(Entry::model(&name, bound, scenario).within(12));
+        };
+        add(
+            "dispatch and combine, once",
+            Bound::Exhaustive,
+            moe(mixture, [Launch::dispatch(0), Launch::combine(0)]),
+        );
+        add("2 rounds", bound, moe(mixture, two_rounds()));
+        let none = Mixture {
+            tokens: Tokens::NoneOnRank1,
+            ..mixture
+        };
+        add(
+            "2 rounds, no tokens on rank 1",
+            bound,
+            moe(none, two_rounds()),
+        );
+        add(
+            "dispatch twice, combine twice, dispatch",
+            bound,
+            moe(
+                mixture,
+                [
+                    Launch::dispatch(0),
+                    Launch::dispatch(1),
+                    Launch::combine(1),
+                    Launch::combine(1).pass(1),
+                    Launch::dispatch(2),
+                ],
+            ),
+        );
+        add(
+            "2 rounds of halves",
+            bound,
+            moe(
+                mixture,
+                [
+                    Launch::dispatch(0).send(),
+                    Launch::dispatch(0).receive(),
+                    Launch::combine(0).send(),
+                    Launch::combine(0).receive(),
+                    Launch::dispatch(1).send(),
+                    Launch::dispatch(1).receive(),
+                    Launch::combine(1).send(),
+                    Launch::combine(1).receive(),
+                ],
+            ),
+        );
+        add(
+            "halves, dispatch twice, combine twice",
+            bound,
+            moe(
+                mixture,
+                [
+                    Launch::dispatch(0).send(),
+                    Launch::dispatch(0).receive(),
+                    Launch::dispatch(1).send(),
+                    Launch::dispatch(1).receive(),
+                    Launch::combine(1).send(),
+                    Launch::combine(1).receive(),
+                    Launch::combine(1).pass(1).send(),
+                    Launch::combine(1).pass(1).receive(),
+                ],
+            ),
+        );
+        add(
+            "2 micro-batches whose halves alternate",
+            Bound::Preemptions(2),
+            moe(
+                Mixture {
+                    batches: 2,
+                    ..mixture
+                },
+                [
+                    Launch::dispatch(0).send(),
+                    Launch::dispatch(1).of(1).send(),
+                    Launch::dispatch(0).receive(),
+                    Launch::combine(0).send(),
+                    Launch::dispatch(1).of(1).receive(),
+                    Launch::combine(1).of(1).send(),
+                    Launch::combine(0).receive(),
+                    Launch::dispatch(2).send(),
+                    Launch::combine(1).of(1).receive(),
+                    Launch::dispatch(2).receive(),
+                ],
+            ),
+        );
+        add("2 rounds of 2 blocks", Bound::Preemptions(1), {
+            let mixture = Mixture {
+                max_tokens: 2,
+                capacity: 4,
+                tokens: Tokens::Alternating,
+                ..mixture
+            };
+            let config = Config {
+                blocks: 2,
+                mixture: Some(mixture),
+                ..two(SIGNALS)
+            };
+            single(config, two_rounds().map(moe_step).to_vec())
+        });
+    }
+    for (layout, flags) in [("expert-major", EXPERT_MAJOR), ("rank-major", RANK_MAJOR)] {
+        entries.push(
+            Entry::model(
+                &format!("moe: dispatch and combine, {layout}, 2 ranks x 2 lanes, weak barrier"),
+                Bound::Preemptions(1),
+                moe_of_lanes(flags, Blocks::WeakLane),
+            )
+            .within(10),
+        );
+    }
+    let bounded = Mixture {
+        capacity: 1,
+        ..Mixture::new(BOUNDED)
+    };
+    entries.push(
+        Entry::model(
+            "moe: 2 rounds, a capacity that suffices, 2 ranks",
+            bound,
+            moe(bounded, two_rounds()),
+        )
+        .within(20),
+    );
+    let twice = [
+        Launch::dispatch(0),
+        Launch::dispatch(1),
+        Launch::combine(1),
+        Launch::dispatch(2),
+    ];
+    entries.push(
+        Entry::model(
+            "moe: dispatch twice, a capacity that suffices, 2 ranks",
+            Bound::Preemptions(2),
+            moe(bounded, twice),
+        )
+        .within(20),
+    );
+    entries
+}
+
+/// Returns launches of a mixture of experts on two ranks, whose failures the checker controls.
+fn failing_moe(mixture: Mixture, launches: &[Launch]) -> Scenario {
+    let parts = Parts {
+        failure: true,
+        ..SIGNALS
+    };
+    let config = Config {
+        mixture: Some(mixture),
+        ..two(parts)
+    };
+    single(config, launches.iter().copied().map(moe_step).collect())
+}
+
+/// Launches of a mixture of experts that fail on all ranks, or may fail.
+fn failing_experts() -> Vec<Entry> {
+    let halves = [
+        Launch::dispatch(0).send(),
+        Launch::dispatch(0).receive(),
+        Launch::combine(0).send(),
+        Launch::combine(0).receive(),
+    ];
+    let mut entries = Vec::new();
+    for (layout, mixture) in [
+        ("expert-major", Mixture::new(EXPERT_MAJOR)),
+        ("rank-major", Mixture::new(RANK_MAJOR)),
+    ] {
+        let unknown = Mixture {
+            tokens: Tokens::UnknownExpert,
+            ..mixture
+        };
+        for (launches, steps) in [("halves", &halves[..]), ("dispatch", &two_rounds()[..1])] {
+            entries.push(
+                Entry::model(
+                    &format!("moe: an expert of rank 1 does not exist, {launches}, {layout}"),
+                    Bound::Preemptions(3),
+                    failing_moe(unknown, steps).must_fail(FailureKind::User),
+                )
+                .within(20),
+            );
+        }
+        let mut aborted = failing_moe(mixture, &halves).may_fail();
+        aborted.host_aborts = true;
+        entries.push(
+            Entry::model(
+                &format!("moe: the host aborts between halves, {layout}"),
+                Bound::Preemptions(2),
+                aborted,
+            )
+            .within(20),
+        );
+        let mut expires = failing_moe(mixture, &halves).may_fail();
+        for step in &mut expires.steps {
+            *step = step.timeouts([1, u64::MAX, 0, 0]);
+        }
+        entries.push(
+            Entry::model(
+                &format!("moe: the timeout of rank 0 expires between halves, {layout}"),
+                Bound::Preemptions(1),
+                expires,
+            )
+            .tick(100_000)
+            .within(12),
+        );
+    }
+    entries.push(
+        Entry::model(
+            "moe: the rows of rank 0 do not fit, no rank writes rows",
+            Bound::Preemptions(3),
+            moe_without_room(BOUNDED),
+        )
+        .within(20),
+    );
+    entries
+}
+
+/// Returns a dispatch of two rows to rank 0, which has room for one, and must fail on both ranks
+/// before rows move.
+pub(crate) fn moe_without_room(layout: MoeFlags) -> Scenario {
+    let full = Mixture {
+        capacity: 1,
+        tokens: Tokens::ToExpert0,
+        ..Mixture::new(layout)
+    };
+    failing_moe(full, &[Launch::dispatch(0)]).must_fail(FailureKind::User)
 }
