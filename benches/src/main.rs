@@ -8,6 +8,7 @@
 //! cargo run --release --bin fusewire-benches -- baseline --out DIR
 //! cargo run --release --bin fusewire-benches -- sass --ours FILE
 //! cargo run --release --bin fusewire-benches -- fused [--ranks 2 --tokens 1,16,64]
+//! cargo run --release --bin fusewire-benches -- moe [--ranks 2 --tokens 1,64,512 --skewed]
 //! cargo run --release --bin fusewire-benches -- wait-cost --unbounded PATH [--device cuda]
 //! cargo run --release --bin fusewire-benches -- cost-table
 //! cargo run --release --bin fusewire-benches -- observe
@@ -27,6 +28,7 @@ mod document;
 mod fused;
 mod machine;
 mod measure;
+mod moe;
 mod mpi;
 mod observe;
 mod plot;
@@ -60,6 +62,9 @@ enum Subject {
     Sass(sass::Arguments),
     /// Compares a fused norm with its separate steps, on the CPU.
     Fused(fused::Arguments),
+    /// Compares dispatch and combine of a mixture of experts with copies of the same rows and with
+    /// `all_to_all_v`, on the CPU.
+    Moe(moe::Arguments),
     /// Measures the cost of bounded waits: runs all_reduce with kernels with and without them.
     WaitCost(wait_cost::Arguments),
     /// Measures a launch, a graph node, a signal and a barrier on the CPU, and compares the sum of
@@ -102,6 +107,7 @@ fn main() -> ExitCode {
         Subject::Baseline(arguments) => baseline::main(&arguments).map(done),
         Subject::Sass(arguments) => sass::main(&arguments).map(done),
         Subject::Fused(arguments) => fused::main(&arguments).map(done),
+        Subject::Moe(arguments) => moe::main(&arguments).map(done),
         Subject::WaitCost(arguments) => wait_cost::main(&arguments).map(done),
         Subject::CostTable(arguments) => cost_table::main(&arguments).map(done),
         Subject::Observe(arguments) => observe::main(&arguments).map(done),

@@ -1026,6 +1026,28 @@ fn shrink(case: &mut MoeCase, ranks: u32) {
     }
 }
 
+/// Returns a small case for each type, payload and layout, so that they use every kernel.
+pub fn forms() -> Vec<MoeCase> {
+    let mut cases = Vec::new();
+    for input in INPUTS {
+        for payload in PAYLOADS {
+            for layout in LAYOUTS {
+                cases.push(MoeCase {
+                    input,
+                    payload,
+                    layout,
+                    uneven: true,
+                    routing: Routing::Masked,
+                    alignment: 4,
+                    halves: cases.len() % 2 == 1,
+                    ..MoeCase::new(7, 3, 2 * GROUP, 5)
+                });
+            }
+        }
+    }
+    cases
+}
+
 /// Returns the conformance list for `ranks` ranks. Each kind of routing occurs with each layout,
 /// payload and input type.
 pub fn list(ranks: u32) -> Vec<MoeCase> {

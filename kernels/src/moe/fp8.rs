@@ -58,20 +58,8 @@ impl<T: Element<Acc = f32>> Payload for Quantized<'_, T> {
                 if source.len() < GROUP {
                     continue; // An error has been recorded.
                 }
-                let mut greatest = 0;
-                for chunk in 0..GROUP / CHUNK {
-                    // SAFETY: the group has the chunk; its address is aligned (precondition).
-                    let values =
-                        unsafe { chunk::read::<M, T, CHUNK>(source.as_ptr().add(chunk * CHUNK)) };
-                    greatest = greatest.max(magnitude(values));
-                }
-                let factor = target.put_scale(greatest, true);
-                for chunk in 0..GROUP / CHUNK {
-                    // SAFETY: as above.
-                    let values =
-                        unsafe { chunk::read::<M, T, CHUNK>(source.as_ptr().add(chunk * CHUNK)) };
-                    target.put::<M, T>(chunk, values, factor);
-                }
+                // SAFETY: the source has a group, whose address is aligned (precondition).
+                unsafe { target.quantize::<M, T>(source.as_ptr()) };
             }
             return;
         }
@@ -100,7 +88,7 @@ impl<T: Element<Acc = f32>> Payload for Quantized<'_, T> {
             }
             let factor = target.put_scale(greatest, is_there && chunk == 0);
             if is_there {
-                target.put::<M, T>(chunk, values, factor);
+                target.put::<M, T, CHUNK>(chunk * CHUNK, values, factor);
             }
         }
     }
@@ -133,6 +121,34 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
+    /// Quantizes the group by one lane. With one lane in a block, the loops over the group
+    /// vectorize.
+    ///
+    /// # Safety
+    /// `source` must be valid for a group, and aligned to 16 bytes on a GPU.
+    #[inline(always)]
+    unsafe fn quantize<M: Machine, T: Element<Acc = f32>>(&self, source: *const T) {
+        if M::LANES == 1 {
+            // SAFETY: the precondition of this function.
+            let values = unsafe { chunk::read::<M, T, GROUP>(source) };
+            let factor = self.put_scale(magnitude(values), true);
+            self.put::<M, T, GROUP>(0, values, factor);
+            return;
+        }
+        let mut greatest = 0;
+        for chunk in 0..LANES {
+            // SAFETY: the precondition of this function; the group has the chunk.
+            let values = unsafe { chunk::read::<M, T, CHUNK>(source.add(chunk * CHUNK)) };
+            greatest = greatest.max(magnitude(values));
+        }
+        let factor = self.put_scale(greatest, true);
+        for chunk in 0..LANES {
+            // SAFETY: as above.
+            let values = unsafe { chunk::read::<M, T, CHUNK>(source.add(chunk * CHUNK)) };
+            self.put::<M, T, CHUNK>(chunk * CHUNK, values, factor);
+        }
+    }
+
     /// Computes the scale for magnitudes up to the one with the bits `greatest`, and writes it if
     /// `writes` is true. Returns the factor by which elements are multiplied.
     #[inline(always)]
@@ -166,26 +182,24 @@ impl Target<'_> {
         1.0 / f32::from_bits(exponent << 23)
     }
 
-    /// Writes a chunk of the group: the values times the factor.
+    /// Writes elements `[at, at + N)` of the group: the values times the factor.
     #[inline(always)]
-    fn put<M: Machine, T: Element<Acc = f32>>(
+    fn put<M: Machine, T: Element<Acc = f32>, const N: usize>(
         &self,
-        chunk: usize,
-        values: [T; CHUNK],
+        at: usize,
+        values: [T; N],
         factor: f32,
     ) {
         let mut scaled = chunk::widen(values);
-        for i in 0..CHUNK {
+        for i in 0..N {
             scaled[i] *= factor;
         }
-        let word = (self.group * GROUP + chunk * CHUNK) / 4;
-        let words = self.own.packed(self.token).slice(word, CHUNK / 4);
-        if words.len() == CHUNK / 4 {
+        let word = (self.group * GROUP + at) / 4;
+        let words = self.own.packed(self.token).slice(word, N / 4);
+        if words.len() == N / 4 {
             // SAFETY: the words have the elements, at a multiple of 8 bytes; only this lane writes
             // them.
-            unsafe {
-                chunk::write::<M, E4m3, CHUNK>(words.as_ptr().cast(), chunk::narrow(scaled));
-            }
+            unsafe { chunk::write::<M, E4m3, N>(words.as_ptr().cast(), chunk::narrow(scaled)) };
         }
     }
 }
@@ -193,10 +207,10 @@ impl Target<'_> {
 /// Returns the bits of the greatest magnitude. Bits grow with magnitudes; those of a NaN are
 /// greater than all others.
 #[inline(always)]
-fn magnitude<T: Element<Acc = f32>>(values: [T; CHUNK]) -> u32 {
+fn magnitude<T: Element<Acc = f32>, const N: usize>(values: [T; N]) -> u32 {
     let values = chunk::widen(values);
     let mut greatest = 0;
-    for i in 0..CHUNK {
+    for i in 0..N {
         let bits = values[i].to_bits() & 0x7fff_ffff;
         greatest = if bits > greatest { bits } else { greatest };
     }

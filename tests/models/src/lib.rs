@@ -9,7 +9,8 @@
 //! | `machine` | GPU-like blocks of one lane, and blocks whose barrier is as weak as AMD's |
 //! | `scenario` | ranks as the checker's threads, each with a sequence of launches |
 //! | `windows` | kernels with windows, queues and the barrier of all blocks, and the agent of a network |
-//! | `moe` | dispatch and combine of a mixture of experts, their memory, and the check of their results |
+//! | `mixture` | memory of a mixture of experts, and the inputs of its launches |
+//! | `moe` | launches of dispatch and combine, and the check of their results |
 //! | `broken` | deliberately broken kernels, for negative controls |
 //! | `mutants` | weakens each memory operation of the device API once, and names those that no model misses |
 //! | `report` | one line per model: executions, complete or bounded, or the failure found |
@@ -25,6 +26,8 @@ pub mod input;
 pub mod machine;
 #[cfg(any(loom, shuttle))]
 pub mod memory_image;
+#[cfg(any(loom, shuttle))]
+pub mod mixture;
 #[cfg(any(loom, shuttle))]
 pub mod moe;
 #[cfg(loom)]

@@ -14,7 +14,7 @@ use fusewire_device::mem::model::{Kind, Model};
 use fusewire_device::net::{RESULT_BYTES, Requests};
 use fusewire_device::window::{DeviceWindow, QUEUE_SIGNALS};
 
-use crate::moe::{Memory, Mixture};
+use crate::mixture::{Memory, Mixture};
 
 /// Sizes and settings of a model. Models choose sizes as small as the protocol allows.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +101,7 @@ impl Config {
 
 /// Allocates zeroed, page-aligned memory. The memory is never freed, so addresses that a model
 /// holds stay valid.
-pub(crate) fn pages(bytes: usize) -> *mut u8 {
+fn pages(bytes: usize) -> *mut u8 {
     let layout = Layout::from_size_align(bytes.next_multiple_of(4096), 4096).expect("a layout");
     // SAFETY: all callers pass a size above 0.
     let start = unsafe { alloc_zeroed(layout) };
@@ -208,7 +208,7 @@ impl MemoryImage {
         ];
         let mixture = config.mixture.map(|mixture| {
             let first = windows.len();
-            Memory::new(mixture, config.ranks, config.blocks, first)
+            Memory::new(mixture, config.ranks, config.blocks, first, pages)
         });
         if let Some(mixture) = &mixture {
             windows.extend(mixture.windows());

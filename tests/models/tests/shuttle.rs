@@ -7,7 +7,8 @@ mod models {
     use fusewire_kernels::moe::MoeFlags;
     use fusewire_models::broken::Kernel;
     use fusewire_models::memory_image::{Config, MemoryImage, Parts};
-    use fusewire_models::moe::{Injected, Launch, Mixture, Tokens};
+    use fusewire_models::mixture::{Mixture, Tokens};
+    use fusewire_models::moe::{Injected, Launch};
     use fusewire_models::report::{Bound, Entry};
     use fusewire_models::scenario::{Blocks, InjectedFault, Scenario};
     use fusewire_models::step::{Memory, Op, Step};

@@ -13,6 +13,7 @@ use fusewire_kernels::KERNELS;
 use fusewire_tests::cases;
 use fusewire_tests::device::{device_of, run_threads, separate_gpus, stream, tensor};
 use fusewire_tests::fake::Fake;
+use fusewire_tests::moe;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, role};
 use fusewire_tests::rank::CallMode;
@@ -80,6 +81,7 @@ fn every_kernel(numbers: &[u32], is_absent: impl Fn(&str) -> bool) {
         }
     }
     mix(4);
+    mixture_of_experts();
     for result in run_threads(3, &Options::default(), |comm| overlapped(&comm)) {
         result.expect("all ranks");
     }
@@ -94,6 +96,26 @@ fn every_kernel(numbers: &[u32], is_absent: impl Fn(&str) -> bool) {
         missing.is_empty(),
         "kernels that were not launched: {missing:?}"
     );
+}
+
+/// Runs dispatch and combine of a mixture of experts, for each type, payload and layout, with one
+/// and with several blocks.
+fn mixture_of_experts() {
+    for (ranks, blocks) in [(2, 1), (3, 2)] {
+        let setup = Setup {
+            blocks,
+            ..Setup::new(ranks)
+        };
+        let results = Threads.each(&setup, |comm| {
+            for case in moe::forms() {
+                moe::run(&comm, &case, 3)?;
+            }
+            Ok::<(), String>(())
+        });
+        for result in results {
+            result.expect("all ranks");
+        }
+    }
 }
 
 /// Runs the operations with a ready flag for each chunk or tile, for each type that they support.

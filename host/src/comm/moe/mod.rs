@@ -710,8 +710,8 @@ impl MicroBatch {
             return Err(invalid(
                 operation,
                 format!(
-                    "the tokens are those of dispatch {} of micro-batch {}; after dispatch {latest} \
-                     they are no longer valid",
+                    "the tokens are those of dispatch {} of micro-batch {}; after dispatch \
+                     {latest} they are no longer valid",
                     dispatched.number, self.batch.index
                 ),
             ));

@@ -3,7 +3,8 @@
 use fusewire_device::mem::model::Fault;
 use fusewire_models::broken::Kernel;
 use fusewire_models::memory_image::Config;
-use fusewire_models::moe::{Injected, Launch, Mixture};
+use fusewire_models::mixture::Mixture;
+use fusewire_models::moe::{Injected, Launch};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::scenario::{Blocks, InjectedFault};
 use fusewire_models::step::{Op, Step};
