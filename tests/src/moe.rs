@@ -271,11 +271,11 @@ impl MoeCase {
         let places = self.places(ranks);
         (0..self.experts)
             .map(|expert| match self.placement {
-                Placement::Default => (expert / per) << 16 | expert % per,
-                Placement::Reversed => (ranks - 1 - expert / per) << 16 | expert % per,
+                Placement::Default => ((expert / per) << 16) | (expert % per),
+                Placement::Reversed => ((ranks - 1 - expert / per) << 16) | (expert % per),
                 Placement::Rotating => {
                     let place = (expert + round as u32) % (ranks * places);
-                    (place / places) << 16 | place % places
+                    ((place / places) << 16) | (place % places)
                 }
             })
             .collect()

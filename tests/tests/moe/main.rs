@@ -4,7 +4,7 @@ mod conformance;
 mod errors;
 mod sequences;
 
-use std::error::Error;
+use core::error::Error;
 
 use fusewire::testing::GridMode;
 use fusewire::{Communicator, Dispatched, Moe};

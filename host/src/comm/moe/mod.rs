@@ -515,10 +515,10 @@ impl Moe {
             let detail = format!("{name} overlaps {other}, which the launch writes");
             Err(invalid(operation, detail))
         };
-        if let Some((name, written)) = written {
-            if let Some((other, _)) = read.iter().find(|(_, tensor)| overlap(tensor, written)) {
-                return refuse(other, name);
-            }
+        if let Some((name, written)) = written
+            && let Some((other, _)) = read.iter().find(|(_, tensor)| overlap(tensor, written))
+        {
+            return refuse(other, name);
         }
         // Combine writes none of these, but reads some.
         let own = [batch.rows.tensor(), &batch.out, &batch.scales, &batch.meta];
