@@ -2,6 +2,7 @@
 
 mod flight_recorder;
 mod host_calls;
+mod moe;
 mod overlap;
 mod ranks;
 mod reconfigure;

@@ -27,7 +27,8 @@ fn options() -> Options {
     options
 }
 
-fn failure(error: &Error) -> &Failure {
+/// Returns the failure of a communicator.
+pub(super) fn failure(error: &Error) -> &Failure {
     match error {
         Error::Timeout(failure) | Error::Mismatch(failure) | Error::Failed(failure) => failure,
         other => panic!("no failure of the communicator: {other}"),
@@ -474,7 +475,7 @@ fn nothing_is_left_when_all_are_killed() {
 }
 
 /// Returns the number of the library's memory files that this process has open or mapped.
-fn memory_files() -> usize {
+pub(super) fn memory_files() -> usize {
     let maps = fs::read_to_string("/proc/self/maps").expect("the maps");
     let mapped = maps
         .lines()
