@@ -1,10 +1,10 @@
-//! Measures dispatch and combine of a mixture of experts on the CPU, next to copies of the same
-//! rows in a rank's own memory, and to `all_to_all_v` of the same rows.
+//! Measures dispatch and combine of a mixture of experts on the CPU, and compares them with copies
+//! of the same rows in a rank's own memory, and with `all_to_all_v` of the same rows.
 //!
 //! The copies are those that the operation has to make: for dispatch in rank-major order one for
 //! each (token, rank), in expert-major order also one for each selection that a rank receives, and
-//! for combine one for each selection. `all_to_all_v` includes the packing of its input; the
-//! numbers of rows are known to it.
+//! for combine one for each selection. `all_to_all_v` includes the packing of its input; it
+//! gets the numbers of rows from the caller.
 
 use core::fmt::Write as _;
 use core::time::Duration;
@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     /// Sends 80 % of the selections to the first eighth of the experts.
     #[arg(long)]
     skewed: bool,
-    /// Rounds. Each round measures all sides once.
+    /// Number of rounds. Each round measures every operation once.
     #[arg(long, default_value_t = 15)]
     rounds: usize,
     /// Appends the table to this file.
@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     out: Option<PathBuf>,
 }
 
-/// A shape and form of a mixture.
+/// Shape, payload and layout of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     hidden: usize,
@@ -173,7 +173,7 @@ fn experts(arguments: &Arguments, tokens: usize, rank: u32) -> Vec<i32> {
     ids
 }
 
-/// The sides of a case on a rank.
+/// State of a case on a rank: the operations to compare, and their tensors.
 struct Side<'c> {
     comm: &'c Communicator,
     case: Case,
@@ -300,7 +300,7 @@ impl<'c> Side<'c> {
             }
             core::hint::black_box(&mut target);
         };
-        // All ranks make as many calls, whatever they receive.
+        // All ranks make the same number of calls, however many rows they receive.
         let bytes = self.ids.len() * (row + result);
         let calls = (40_000_000 / bytes.max(1)).clamp(3, 300);
         let mut times = Times::default();

@@ -1,4 +1,4 @@
-//! Combine: results to the ranks of their tokens.
+//! Combine: returns results to the ranks of their tokens, and sums them.
 
 use fusewire_device::session::{Aborted, Session, Unvoted};
 use fusewire_device::{Element, Group, In, InOut, Machine, Out, Team, Window};
@@ -13,7 +13,7 @@ use super::{COMBINED, DISPATCHED, ENTRY, ORDER, RESULTS, RETURNED, SELECTION_IND
 
 /// Elements that a lane adds at once.
 const CHUNK: usize = 8;
-/// Elements that a block of one lane adds at once.
+/// Elements that the lane of a one-lane block adds at once.
 const LONG: usize = 64;
 
 /// A launch of combine.
@@ -146,7 +146,7 @@ impl<T: Element<Acc = f32>> Combine<'_, T> {
             } else {
                 let chunks = hidden / CHUNK;
                 for chunk in block.elements_of_block((last - first) * chunks) {
-                    // `chunks` is not 0 where there is a chunk, which the compiler does not see.
+                    // `chunks` is not 0 if there is a chunk, but the compiler cannot tell.
                     let divisor = if chunks == 0 { 1 } else { chunks };
                     let (token, at) = (first + chunk / divisor, chunk % divisor * CHUNK);
                     // SAFETY: the token and the elements exist; each chunk goes to one lane.

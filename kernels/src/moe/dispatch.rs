@@ -1,4 +1,4 @@
-//! Dispatch: rows to the ranks of their experts.
+//! Dispatch: sends rows to the ranks of their experts.
 
 use fusewire_device::arch;
 use fusewire_device::bulk;
@@ -36,7 +36,7 @@ pub(super) trait Payload: Copy {
         Self: 'a;
 }
 
-/// Payload that is sent as it is.
+/// Payload that is sent unchanged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Raw<'a> {
     pub(super) x: In<'a, u32>,
@@ -101,7 +101,6 @@ impl<'a> Dispatch<'a> {
             let tokens = (routing.first, routing.last);
             // SAFETY: the precondition of this function.
             unsafe { payload.prepare(s.block(), &self.shape, &own, tokens) };
-            s.block().sync();
             self.agree(s, &own, step)?;
             self.send(s, payload, &own, tokens);
             self.rows.raise_all(s, ROWS, Team::World);
@@ -129,9 +128,11 @@ impl<'a> Dispatch<'a> {
         let is_bounded = self.shape.flags.has(MoeFlags::BOUNDED);
         // After a dispatch without a combine, no signal proves that the peers have read the rows.
         let mut signal = if step == DISPATCHED { ENTRY } else { COUNTS };
-        // One place of the code has all waits.
+        // A single call site does all waits.
         loop {
             if signal == COUNTS {
+                // Lanes read what other lanes have written, and may send it to a network.
+                s.block().publish();
                 self.announce(s, own);
                 if !is_bounded {
                     return Ok(());
@@ -140,6 +141,7 @@ impl<'a> Dispatch<'a> {
             self.rows.raise_all(s, signal, Team::World);
             let rows = self.rows.wait_all(s, signal, Team::World)?;
             if signal == FITS {
+                s.block().publish();
                 return Ok(());
             }
             if signal == COUNTS {
@@ -235,7 +237,7 @@ impl<'a> Dispatch<'a> {
         }
     }
 
-    /// Waits for the rows, and makes the results. All lanes of the block together.
+    /// Waits for the rows, and writes the results. All lanes of the block together.
     #[inline(always)]
     #[track_caller]
     fn receive<M: Machine>(&self, s: &Session<M>, own: &Own<'_>) -> Result<(), Aborted> {
@@ -290,7 +292,7 @@ impl<'a> Dispatch<'a> {
         let local = shape.local_experts as usize;
         let writes = block.index() == 0;
         let ids = meta.words.slice(meta.layout.ids_at, meta.layout.rows);
-        // Of 64 bits, because nothing bounds the sum of what a peer announces.
+        // Uses 64 bits, because nothing bounds the sum of what a peer announces.
         let (mut first, mut start) = (0, 0u64);
         // All lanes stay in the loop, because of the scan.
         while first < local {
@@ -390,7 +392,7 @@ impl<'a> Dispatch<'a> {
         }
     }
 
-    /// Describes the rows where they lie. All lanes of the block together.
+    /// Describes the rows in place. All lanes of the block together.
     #[inline(always)]
     fn describe_ranks<M: Machine>(
         &self,
@@ -581,7 +583,7 @@ impl<'a> Arrived<'a> {
         count
     }
 
-    /// Fails the launch if a rank has announced what is not possible. All lanes of the block
+    /// Fails the launch if a rank has announced impossible numbers. All lanes of the block
     /// together.
     ///
     /// # Errors
@@ -641,15 +643,15 @@ impl<'a> Arrived<'a> {
         }
     }
 
-    /// Returns true if the expert at `place` is of this rank.
+    /// Returns true if the expert at `place` is on this rank.
     #[inline(always)]
     fn is_here(&self, place: u32) -> bool {
         place != NONE && rank_of(place) == self.me && local_of(place) < self.shape.local_experts
     }
 }
 
-/// Iterator over the selections that a warp works on. Not a closure for each selection, whose
-/// references would keep the launch in local memory on AMD.
+/// Iterator over the selections that a warp works on. A closure for each selection would hold
+/// references that keep the launch in local memory on AMD.
 ///
 /// Each lane looks at one of as many selections as the warp has lanes, so their loads are in flight
 /// together.
@@ -657,14 +659,14 @@ impl<'a> Arrived<'a> {
 pub(super) struct Selections<'a, M> {
     arrived: Arrived<'a>,
     block: Block<M>,
-    /// The number of ranks whose rows have been begun.
+    /// The number of ranks whose rows have been started.
     rank: u32,
     /// The first row of the last of them, and the number of its selections.
     first: usize,
     items: usize,
     /// The first selection after those that the lanes look at.
     next: usize,
-    /// The lanes with a selection of this rank's experts that has not had its turn.
+    /// The lanes whose selection of this rank's experts has not been visited.
     here: u64,
     /// Selections before the next one of this warp.
     turn: u32,
@@ -736,7 +738,7 @@ fn place_of<M: Machine>(s: &Session<M>) -> (usize, usize, usize) {
     )
 }
 
-/// Copies words by a warp.
+/// Copies words with a warp.
 #[inline(always)]
 fn copy<M: Machine>(warp: Warp<M>, to: Out<u32>, from: Memory<u32>) {
     let words = if to.len() < from.len() {

@@ -1,6 +1,6 @@
 //! Payload in fp8, with a scale for each group of channels.
 //!
-//! With `a` the greatest magnitude of a group, at least 1e-4, the scale is `a / 448`, and an
+//! With `a` the largest magnitude of a group, at least 1e-4, the scale is `a / 448`, and an
 //! element is `x * (448 / a)`, rounded to the nearest E4M3 (ties to even), saturating. For UE8M0
 //! the scale is rounded up to a power of two, and an element is `x / scale`. A NaN makes all
 //! elements of its group and the scale NaN; with UE8M0, so does an infinity.
@@ -17,14 +17,14 @@ use super::shape::{GROUP, MoeFlags, MoeShape};
 
 /// The largest finite E4M3.
 const LARGEST: f32 = 448.0;
-/// Lower bound of the greatest magnitude.
+/// Lower bound of the largest magnitude.
 const LEAST: f32 = 1e-4;
 /// Elements of a lane: lanes divide a group.
 const CHUNK: usize = 8;
 /// Lanes of a group.
 const LANES: usize = GROUP / CHUNK;
 
-/// Payload that is quantized in the rows.
+/// Payload that is quantized into the rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Quantized<'a, T> {
     pub(super) x: In<'a, T>,
@@ -121,7 +121,7 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Quantizes the group by one lane. With one lane in a block, the loops over the group
+    /// Quantizes the group with one lane. With one lane in a block, the loops over the group
     /// vectorize.
     ///
     /// # Safety
@@ -204,7 +204,7 @@ impl Target<'_> {
     }
 }
 
-/// Returns the bits of the greatest magnitude. Bits grow with magnitudes; those of a NaN are
+/// Returns the bits of the largest magnitude. Bits grow with magnitudes; those of a NaN are
 /// greater than all others.
 #[inline(always)]
 fn magnitude<T: Element<Acc = f32>, const N: usize>(values: [T; N]) -> u32 {

@@ -6,8 +6,8 @@ use fusewire_device::session::{Aborted, Session};
 use fusewire_device::{Element, In, InOut, Machine, Out, mem};
 
 /// Elements whose number has been checked against the shape of the launch. An index out of range
-/// would be an error of this crate, so it is not recorded: it reads zero, and writes nothing. The
-/// code of a recorded error at each access would be several times that of the kernels.
+/// would be a bug in this crate, so it is not recorded: it reads zero, and writes nothing. Code to
+/// record an error at each access would be several times the size of the kernels.
 #[derive(Debug)]
 pub(super) struct Memory<'a, T> {
     at: *mut T,

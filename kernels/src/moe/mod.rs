@@ -1,8 +1,8 @@
-//! Mixture of experts: dispatch of tokens to the ranks of their experts, and combination of the
-//! experts' results.
+//! Mixture of experts: dispatches tokens to the ranks of their experts, and combines the experts'
+//! results.
 //!
 //! A router has chosen `top_k` experts for each token; a token with one of its experts is a
-//! *selection*. [`moe_dispatch`] sends a token once to each rank that has some of its experts.
+//! *selection*. [`moe_dispatch`] sends a token once to each rank that holds any of its experts.
 //! [`moe_combine`] sends the result of each selection back to the token's rank, which adds them in
 //! the order of the selections. Each kernel has two halves, which run in one launch or in two: one
 //! sends, the other receives.
@@ -32,12 +32,12 @@
 //!
 //! If more rows may arrive than the result has ([`MoeFlags::BOUNDED`]), the announcements come
 //! first, with [`COUNTS`]. A rank for which the rows of all ranks fit raises [`FITS`], and no rank
-//! sends rows before it has that signal of every rank. So the launch fails on all ranks before rows
-//! move. The last launch's rows are protected as above.
+//! sends rows before it has that signal from every rank. So the launch fails on all ranks before
+//! rows move. The last launch's rows are protected as above.
 //!
-//! Every rank raises its signals to every rank, also if it has no rows for it, and all ranks make
-//! the same calls. So all ranks find the same *step* of the micro-batch, which says whether a
-//! launch begins with [`ENTRY`].
+//! Every rank raises its signals to every rank, even if it has no rows for it, and all ranks make
+//! the same calls. So all ranks find the same *step* of the micro-batch, which determines whether
+//! a launch begins with [`ENTRY`].
 //!
 //! | file | subject |
 //! |---|---|
@@ -107,12 +107,12 @@ const COMBINED: u32 = 4;
 /// ([`MoeShape::own`]), `meta` gets the description of the result ([`MoeShape::meta`]), and
 /// `tokens_per_expert` the number of rows of each expert of this rank, added to what it has. In
 /// expert-major order, `out` gets the payload and `scales` the scales; otherwise both stay in the
-/// window, and are the result for the code that follows. `wait_ns` gets the nanoseconds from the
+/// window, where the code that follows reads them. `wait_ns` gets the nanoseconds from the
 /// start of the wait to the arrival of each rank's rows, added to what it has; it may be empty.
 ///
 /// # Safety
-/// `shape.hidden` must be a multiple of 8, for fp8 of [`GROUP`], and `shape.payload` the words of
-/// that many elements. On a GPU, all buffers must be aligned to 16 bytes. During the launch,
+/// `shape.hidden` must be a multiple of 8, or of [`GROUP`] for fp8, and `shape.payload` the words
+/// of that many elements. On a GPU, all buffers must be aligned to 16 bytes. During the launch,
 /// nothing else may write the inputs or access the other buffers, which do not overlap.
 #[kernel(failures(
     UNKNOWN_EXPERT = "expert {a} does not exist; there are {b} experts (ids of -1 are not sent)",
@@ -154,8 +154,8 @@ pub unsafe fn moe_dispatch(
     unsafe { dispatch.run(session, Raw { x }, (ids, weights, placement), own) }
 }
 
-/// Does what [`moe_dispatch`] does with `x` in the type of the elements, and quantizes it to fp8 in
-/// groups of [`GROUP`] channels.
+/// Does the same as [`moe_dispatch`], but takes the elements of the tokens as `x` and quantizes
+/// them to fp8 in groups of [`GROUP`] channels.
 ///
 /// # Safety
 /// As [`moe_dispatch`].

@@ -1,7 +1,7 @@
 //! Routing: the slot of each row at its receiver, and the index of each selection at its expert.
 //!
 //! Rows for a rank have slots in the order of their tokens, and the selections of an expert have
-//! indices in the order of the tokens and their selections, whatever the numbers of blocks and
+//! indices in the order of the tokens and their selections, for any number of blocks and
 //! lanes. Each block counts the selections of all tokens, so that no block waits for another.
 
 use fusewire_device::group::slice;
@@ -39,7 +39,7 @@ impl<'a> Own<'a> {
         let block = s.block();
         let layout = shape.own(s.ranks() as usize, block.count() as usize);
         // SAFETY: the precondition of this function. Barriers order the lanes of a block; blocks
-        // have parts of their own.
+        // have separate parts.
         let words = unsafe { Memory::updated(s, argument, layout.words)? };
         Ok(Self {
             shape,
@@ -260,7 +260,7 @@ impl<'a> Routing<'a> {
         self.count(s);
         block.sync();
 
-        // The counters of a warp become the sums of those of the warps before it.
+        // Replaces the counters of a warp by the sums of those of the warps before it.
         let sums = own.counters(warps);
         for counter in block.elements_of_block(counters) {
             let mut sum = 0;
@@ -340,7 +340,7 @@ impl<'a> Routing<'a> {
     fn is_first<M: Machine>(&self, s: &Session<M>, item: usize, rank: u32) -> bool {
         let mut before = item / self.shape.k() * self.shape.k();
         while before < item {
-            // Experts that do not exist read as no place.
+            // An expert that does not exist has no place.
             let id = self.ids.get(before);
             if id >= 0 && (id as usize) < self.placement.len() {
                 let place = self.placement.get(id as usize);
@@ -353,7 +353,7 @@ impl<'a> Routing<'a> {
         true
     }
 
-    /// Adds to indices and slots of this block's tokens what the warps before have counted.
+    /// Adds the counts of the warps before to the indices and slots of this block's tokens.
     #[inline(always)]
     fn add_bases<M: Machine>(&self, s: &Session<M>, sums: Memory<u32>) {
         let (block, own, k) = (s.block(), self.own, self.shape.k());

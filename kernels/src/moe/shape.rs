@@ -54,7 +54,7 @@ impl MoeFlags {
 
 /// The shape of a launch. Only the flags and the capacity may differ between ranks.
 ///
-/// Sizes are in words of 4 bytes. A **row** is what a rank sends of a token to a rank: the payload,
+/// Sizes are in words of 4 bytes. A **row** is what one rank sends another of a token: the payload,
 /// the scales of the payload, and the header: the number of the token, and for each selection its
 /// place, its index among the sender's selections of that expert, and its weight. Rows are
 /// [`MoeShape::row_stride`] apart.
@@ -71,9 +71,9 @@ pub struct MoeShape {
     pub experts: u32,
     /// Experts of a token.
     pub top_k: u32,
-    /// Greatest number of experts of a rank.
+    /// Maximum number of experts of a rank.
     pub local_experts: u32,
-    /// Greatest number of tokens of a rank.
+    /// Maximum number of tokens of a rank.
     pub max_tokens: u32,
     /// Elements of a token.
     pub hidden: u32,
@@ -90,8 +90,8 @@ pub struct MoeShape {
 }
 
 impl MoeShape {
-    /// Returns the same shape, built from the words that an entry receives. A compiler for GPUs
-    /// keeps a struct in local memory whose fields are halves of its words.
+    /// Returns the same shape, built from the words that an entry receives. Compilers for
+    /// GPUs keep a struct in local memory if its fields are halves of its words.
     #[inline(always)]
     pub(crate) fn unpacked(self) -> Self {
         let words: [u64; 5] = bytemuck::cast(self);
@@ -110,7 +110,7 @@ impl MoeShape {
         }
     }
 
-    /// Returns the experts of a token. At least 1, because a division by 0 would be a panic.
+    /// Returns the experts of a token. At least 1, because division by 0 would panic.
     #[inline(always)]
     pub const fn k(&self) -> usize {
         match self.top_k {
@@ -249,8 +249,8 @@ pub struct Meta {
     pub words: usize,
 }
 
-/// Parts of the tokens for which rows are counted apart: those of earlier blocks, of this block and
-/// of later blocks.
+/// Parts of the tokens whose rows are counted separately: those of earlier blocks, of this block
+/// and of later blocks.
 pub(crate) const SEGMENTS: usize = 3;
 
 /// Layout of the memory that only a rank itself uses, in words.

@@ -1,4 +1,4 @@
-//! Sizes and forms of a mixture of experts, and their checks.
+//! Configuration of a mixture of experts, and its checks.
 
 use fusewire_device::DType;
 use fusewire_kernels::moe::{GROUP, MoeFlags, MoeShape};
@@ -7,7 +7,7 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::submit::invalid;
 
-/// Greatest number of experts of a token.
+/// Maximum number of experts of a token.
 const MAX_TOP_K: u32 = 16;
 
 /// Form in which tokens are sent.
@@ -19,7 +19,7 @@ pub enum MoePayload {
     Same,
     /// In fp8 E4M3, with a scale for each 128 channels of a token.
     ///
-    /// With `a` the greatest magnitude of the channels, at least 1e-4, the scale is `a / 448`, and
+    /// With `a` the largest magnitude of the channels, at least 1e-4, the scale is `a / 448`, and
     /// an element is `x * (448 / a)` in f32, rounded to the nearest, ties to even, saturating. A
     /// NaN makes all 128 elements and the scale NaN.
     Fp8(MoeScales),
@@ -56,14 +56,14 @@ pub struct MoeConfig {
     pub experts: u32,
     /// Experts of a token: 1 to 16.
     pub top_k: u32,
-    /// Elements of a token: a multiple of 8, for fp8 of 128.
+    /// Elements of a token: a multiple of 8, or of 128 for fp8.
     pub hidden: usize,
-    /// Greatest number of tokens of a rank.
+    /// Maximum number of tokens of a rank.
     pub max_tokens: usize,
-    /// Greatest number of rows of a rank in expert-major order, with those that the alignment
-    /// needs. `None` (default) is as many as can arrive. With fewer, the ranks exchange the numbers
-    /// of rows before the rows, which takes two more messages; if they exceed the capacity of a
-    /// rank, dispatch fails on all ranks before rows move.
+    /// Maximum number of rows of a rank in expert-major order, including those that the alignment
+    /// adds. `None` (default) is as many as can arrive. With fewer, the ranks exchange the numbers
+    /// of rows before the rows, which takes two more messages; if the rows of any rank exceed the
+    /// capacity, dispatch fails on all ranks before any row moves.
     pub capacity: Option<usize>,
     /// Type of the tokens and results: bf16 (default), f16 or f32.
     pub input: DType,
@@ -76,7 +76,7 @@ pub struct MoeConfig {
     pub alignment: usize,
     /// Micro-batches that can be in flight at the same time: 1 (default) or 2.
     pub in_flight: usize,
-    /// Greatest number of experts of a rank. `None` (default) is the experts divided by the ranks,
+    /// Maximum number of experts of a rank. `None` (default) is the experts divided by the ranks,
     /// rounded up.
     pub local_experts: Option<u32>,
     /// Blocks of a launch. 0 (default) selects the communicator's ([`Options::blocks`]).
@@ -104,7 +104,7 @@ impl MoeConfig {
         }
     }
 
-    /// Sets the greatest number of rows of a rank in expert-major order.
+    /// Sets the maximum number of rows of a rank in expert-major order.
     #[must_use]
     pub fn capacity(mut self, rows: usize) -> Self {
         self.capacity = Some(rows);
@@ -146,7 +146,7 @@ impl MoeConfig {
         self
     }
 
-    /// Sets the greatest number of experts of a rank.
+    /// Sets the maximum number of experts of a rank.
     #[must_use]
     pub fn local_experts(mut self, experts: u32) -> Self {
         self.local_experts = Some(experts);
@@ -233,12 +233,12 @@ impl MoeConfig {
         }
         if top_k == 0 || top_k > MAX_TOP_K {
             return refuse(format!(
-                "{top_k} experts of a token; 1 to {MAX_TOP_K} are possible"
+                "{top_k} experts of a token; must be 1 to {MAX_TOP_K}"
             ));
         }
         if !matches!(self.input, DType::Bf16 | DType::F16 | DType::F32) {
             return refuse(format!(
-                "tokens of {}; bf16, f16 and f32 are possible",
+                "tokens of type {}; must be bf16, f16 or f32",
                 self.input.name()
             ));
         }
@@ -248,12 +248,12 @@ impl MoeConfig {
         };
         if hidden == 0 || !hidden.is_multiple_of(unit) || hidden > 1 << 20 {
             return refuse(format!(
-                "{hidden} elements of a token; a multiple of {unit}, up to 2^20, is needed"
+                "{hidden} elements of a token; must be a multiple of {unit}, at most 2^20"
             ));
         }
         if !(1..=2).contains(&self.in_flight) {
             return refuse(format!(
-                "{} micro-batches; 1 or 2 are possible",
+                "{} micro-batches; the number must be 1 or 2",
                 self.in_flight
             ));
         }

@@ -1,5 +1,4 @@
-//! Mixture of experts: dispatch of tokens to the ranks of their experts, and combination of the
-//! results.
+//! Mixture of experts: dispatches tokens to the ranks of their experts, and combines the results.
 
 mod config;
 
@@ -33,11 +32,11 @@ pub struct MoeInfo {
     /// Rows of `y`, the results of the experts: as many as `rows` in expert-major order, and
     /// `rows * top_k` in rank-major order.
     pub results: usize,
-    /// Elements from a row of [`Dispatched::x`] to the next.
+    /// Elements from one row of [`Dispatched::x`] to the next.
     pub x_stride: usize,
-    /// Elements from the scales of a row to those of the next; 0 without scales.
+    /// Elements from the scales of one row to those of the next; 0 without scales.
     pub scales_stride: usize,
-    /// Greatest number of experts of a rank.
+    /// Maximum number of experts of a rank.
     pub local_experts: u32,
     /// Blocks of a launch.
     pub blocks: u32,
@@ -49,11 +48,11 @@ pub struct MoeInfo {
 
 /// The tokens that a rank has received for its experts, from [`Moe::dispatch`].
 ///
-/// The tensors belong to the micro-batch, and every dispatch of the micro-batch writes them again.
+/// The tensors belong to the micro-batch, and every dispatch of the micro-batch overwrites them.
 /// Their contents are valid until the next dispatch; in rank-major order, `x` and `scales` are
 /// valid until the next combine. Operations on other streams are ordered like other accesses to
 /// tensors. In rank-major order, `x` and `scales` are ranges of the memory in which rows arrive:
-/// what is between their rows must not be written, because combine reads it.
+/// the caller must not write between their rows, because combine reads what is there.
 ///
 /// | | expert-major | rank-major |
 /// |---|---|---|
@@ -63,8 +62,8 @@ pub struct MoeInfo {
 /// | `ids` | the expert of each row; -1 for rows without a token | `top_k` experts for each row; -1 for those of other ranks, and for rows without a token |
 /// | `weights` | the weight of each row | `top_k` weights for each row |
 ///
-/// Experts are numbered from 0 on each rank. Rows without a token keep what they contain, except
-/// for their ids.
+/// Experts are numbered from 0 on each rank. Rows without a token keep their previous contents,
+/// except for their ids.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Dispatched {
@@ -83,7 +82,7 @@ pub struct Dispatched {
     /// The weights of each row; f32.
     pub weights: Tensor,
     batch: Arc<Batch>,
-    /// Number of the dispatch on the micro-batch.
+    /// Sequence number of the dispatch in the micro-batch.
     number: u64,
     selected: (Tensor, Tensor),
 }
@@ -99,9 +98,9 @@ struct Batch {
     /// Rows in expert-major order; otherwise the window, which the launch writes.
     out: Tensor,
     scales: Tensor,
-    /// No elements.
+    /// Tensor without elements, for the arguments that a half does not use.
     none: Tensor,
-    /// Number of dispatches so far. A combine of an earlier one would use wrong weights.
+    /// Number of dispatches so far. Combining an earlier one would use wrong weights.
     dispatches: AtomicU64,
 }
 
@@ -109,8 +108,8 @@ struct Batch {
 /// experts, and adds the experts' results.
 ///
 /// A router chooses `top_k` experts for each token: a token with one of its experts is a
-/// *selection*. [`Moe::dispatch`] sends each token once to each rank that has some of its experts.
-/// The caller computes the experts, and [`Moe::combine`] returns the results and adds them:
+/// *selection*. [`Moe::dispatch`] sends each token once to each rank that holds any of its experts.
+/// The caller runs the experts, and [`Moe::combine`] returns the results and adds them:
 ///
 /// ```
 /// use fusewire::{DType, Moe, MoeConfig, Options, run_threads};
@@ -140,16 +139,16 @@ struct Batch {
 /// wait for the device, so a graph can contain them. A failure, such as an expert that does not
 /// exist, fails the communicator on all ranks; [`Communicator::synchronize`] returns it.
 ///
-/// Each operation has two halves, between which the caller computes something else:
+/// Each operation has two halves, between which the caller can compute:
 /// [`Moe::dispatch_send`] and [`Moe::dispatch_receive`], [`Moe::combine_send`] and
 /// [`Moe::combine_receive`]. With [`MoeConfig::in_flight`] of 2, the halves of two micro-batches
 /// can alternate ([`Moe::micro_batch`]). All ranks call the same operations in the same order.
 ///
 /// # Results
-/// They have the same bits in every run, with any number of blocks, in every layout, immediately or
-/// in a graph. Rows are in the order of source rank and token. Combine computes
+/// They are bitwise identical in every run, with any number of blocks, in both layouts, with and
+/// without graphs. Rows are in the order of source rank and token. Combine computes
 /// `0 + weight * result + weight * result ..` in the order of a token's selections, in f32, without
-/// fused multiplication and addition, and rounds once.
+/// fused multiply-add, and rounds once.
 #[derive(Clone, Debug)]
 pub struct Moe {
     comm: Communicator,
@@ -168,7 +167,7 @@ struct Shared {
     batches: Vec<Arc<Batch>>,
 }
 
-/// One of the micro-batches of a [`Moe`], with memory and signals of its own.
+/// One of the micro-batches of a [`Moe`], with its own memory and signals.
 #[derive(Clone, Debug)]
 pub struct MicroBatch {
     moe: Moe,
@@ -182,9 +181,9 @@ impl Moe {
     /// number of ranks, rounded up; [`Moe::set_placement`] changes this.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a configuration that is not
-    /// possible; [`Error::Communicator`](crate::Error::Communicator) if the ranks pass different
-    /// ones; the errors of [`Communicator::alloc_window`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an invalid configuration;
+    /// [`Error::Communicator`](crate::Error::Communicator) if the ranks pass different ones;
+    /// the errors of [`Communicator::alloc_window`].
     pub fn new(comm: &Communicator, config: &MoeConfig) -> Result<Self> {
         if !comm.supports_window() {
             let detail = format!("backend {} cannot run kernels", comm.backend());
@@ -227,7 +226,7 @@ impl Moe {
         let digest = words.iter().fold(0, |digest: u64, word| {
             (digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         });
-        // Each rank allocates by itself first, so that all ranks return the error of one.
+        // Each rank first allocates its local memory. If one fails, all ranks return its error.
         let local = || -> Result<_> {
             let memory = |_| LocalMemory::new(comm, config, &shape, blocks);
             Ok((
@@ -301,7 +300,7 @@ impl Moe {
         &self.shared.config
     }
 
-    /// Returns this value with another stream, like [`Communicator::on`].
+    /// Returns this `Moe` on another stream, like [`Communicator::on`].
     #[must_use]
     pub fn on(&self, stream: &crate::Stream) -> Self {
         Self {
@@ -324,7 +323,7 @@ impl Moe {
             None => Err(invalid(
                 NAME,
                 format!(
-                    "micro-batch {index} of {}; MoeConfig::in_flight is their number",
+                    "micro-batch {index} does not exist; MoeConfig::in_flight is {}",
                     self.shared.batches.len()
                 ),
             )),
@@ -419,7 +418,7 @@ impl Moe {
             if *count == most {
                 return refuse(format!(
                     "more than {most} experts on rank {rank}; MoeConfig::local_experts is the \
-                     greatest number"
+                     limit"
                 ));
             }
             places.push(place(rank, *count));
@@ -434,7 +433,7 @@ impl Moe {
     }
 
     /// Returns the nanoseconds for which block 0 has waited for the rows of each rank, over all
-    /// dispatches, from the begin of the wait for all ranks; u64.
+    /// dispatches, from the start of the wait for all ranks; u64.
     pub fn wait_ns(&self) -> &Tensor {
         &self.shared.wait_ns
     }
@@ -452,7 +451,7 @@ impl Moe {
         outcome
     }
 
-    /// Checks a tensor that a launch gets.
+    /// Checks the type, length and alignment of a tensor.
     fn check(
         &self,
         operation: &'static str,
@@ -464,7 +463,7 @@ impl Moe {
             return Err(invalid(
                 operation,
                 format!(
-                    "{name} has {} elements of {}; {count} of {} are needed",
+                    "{name} has {} elements of type {}; it must have {count} of type {}",
                     tensor.len(),
                     tensor.dtype().name(),
                     dtype.name()
@@ -490,12 +489,12 @@ impl Moe {
 
     /// Returns a hash of the configuration and of the halves that a launch runs.
     fn digest(&self, halves: MoeFlags, batch: &Batch) -> u64 {
-        // The window's number is that of the micro-batch, also among those of other values.
+        // The window's number identifies the micro-batch, even among those of other `Moe` values.
         let window = batch.rows.number();
         (self.shared.digest ^ u64::from(window)).rotate_left(8) ^ u64::from(halves.0)
     }
 
-    /// Refuses tensors of the caller that overlap memory that the launch writes.
+    /// Rejects tensors of the caller that overlap memory that the launch writes.
     fn check_overlap(
         &self,
         operation: &'static str,
@@ -545,7 +544,7 @@ impl MicroBatch {
     /// `ids` has `top_k` experts for each token, i32, and `weights` their weights, f32. Selections
     /// with a negative id are not sent. An expert that a token selects twice counts twice. `x` has
     /// the tokens, up to [`MoeConfig::max_tokens`]; their number may differ between ranks, and be
-    /// 0. Combine reads `ids` and `weights` again, so they must stay as they are until then.
+    /// 0. Combine reads `ids` and `weights` again, so they must not change until then.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a tensor does not have the
@@ -556,8 +555,8 @@ impl MicroBatch {
         Ok(dispatched)
     }
 
-    /// Runs the sending half of [`MicroBatch::dispatch`]. The tensors of the result have their
-    /// contents after [`MicroBatch::dispatch_receive`].
+    /// Runs the sending half of [`MicroBatch::dispatch`]. The tensors of the result are
+    /// valid after [`MicroBatch::dispatch_receive`].
     ///
     /// # Errors
     /// As [`MicroBatch::dispatch`].
@@ -576,8 +575,8 @@ impl MicroBatch {
         self.launch_dispatch(MoeFlags::RECEIVE, None, dispatched)
     }
 
-    /// Returns the experts' results to the ranks of their tokens, and adds the results of this
-    /// rank's tokens, multiplied by their weights, to `out`.
+    /// Returns the experts' results to the ranks of their tokens, and writes the weighted sum of
+    /// the results of each of this rank's tokens to `out`.
     ///
     /// `y` has [`MoeInfo::results`] rows in the input's type. In expert-major order, row i is the
     /// result of row i of [`Dispatched::x`]; it may be the same tensor. In rank-major order, row
@@ -617,7 +616,7 @@ impl MicroBatch {
             return Err(invalid(
                 OPERATION,
                 format!(
-                    "{} ids for {k} experts of a token; a multiple, for up to {} tokens, is needed",
+                    "{} ids; must be a multiple of {k} (top_k), for at most {} tokens",
                     ids.len(),
                     config.max_tokens
                 ),
@@ -699,8 +698,8 @@ impl MicroBatch {
             return Err(invalid(
                 operation,
                 format!(
-                    "the tokens were dispatched by another micro-batch than micro-batch {} of this \
-                     Moe",
+                    "the tokens were dispatched by another micro-batch, not by micro-batch {} of \
+                     this Moe",
                     self.batch.index
                 ),
             ));
@@ -846,7 +845,7 @@ fn words(tensor: &Tensor) -> Buffer<'_, u32> {
     unsafe { Buffer::new(tensor.as_ptr(), count as u64, DType::U32, tensor) }
 }
 
-/// Memory of a micro-batch that each rank allocates by itself.
+/// Memory of a micro-batch that each rank allocates on its own.
 struct LocalMemory {
     own: Tensor,
     meta: Tensor,
@@ -877,7 +876,7 @@ impl LocalMemory {
 }
 
 impl Batch {
-    /// Creates the windows of a micro-batch. All ranks together.
+    /// Creates the windows of a micro-batch. All ranks must call this together.
     fn new(
         comm: &Communicator,
         config: &MoeConfig,
@@ -914,7 +913,7 @@ impl Batch {
         })
     }
 
-    /// Frees the windows. All ranks together.
+    /// Frees the windows. All ranks must call this together.
     fn free(&self) -> Result<()> {
         self.rows.clone().free().and(self.results.clone().free())
     }
