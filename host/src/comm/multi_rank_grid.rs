@@ -215,8 +215,9 @@ mod tests {
     use super::*;
 
     /// Families that ranks launch separately.
-    const SEPARATE_FAMILIES: [&str; 6] = [
+    const SEPARATE_FAMILIES: [&str; 7] = [
         "batch",
+        "moe",
         "one_sided",
         "overlap",
         "point",

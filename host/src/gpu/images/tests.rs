@@ -110,7 +110,7 @@ fn the_newest_ptx_that_the_gpu_runs_and_the_very_code_object() {
         let wanted = format!("there is none for {device}; there are {targets}");
         assert!(said.contains(&wanted), "{said}");
     }
-    let said = detail(Images::in_folders("sm_90", Vec::new()).library("moe"));
+    let said = detail(Images::in_folders("sm_90", Vec::new()).library("user"));
     assert!(
         said.contains("no such family") && said.contains("all_reduce"),
         "{said}"
