@@ -8,7 +8,7 @@ use core::error::Error;
 
 use fusewire::testing::GridMode;
 use fusewire::{Communicator, Dispatched, Moe};
-use fusewire_tests::device::grid_mode;
+use fusewire_tests::device::{device, grid_mode};
 use fusewire_tests::moe::{
     Buffers, Expected, Expert, GROUP, Inputs, LAYOUTS, MoeCase, PAYLOADS, check_dispatched,
     expected, inputs, outputs, results, run,
@@ -19,8 +19,20 @@ use fusewire_tests::skip::skip;
 /// An error of the library, or a description of a wrong result.
 type AnyError = Box<dyn Error + Send + Sync>;
 
+/// Returns true if the device supports the setup. Skips the setup otherwise.
+fn is_supported(setup: &Setup) -> bool {
+    let is_supported = setup.team == 0 || !device().is_gpu();
+    if !is_supported {
+        skip("network", "the network for tests connects ranks on the CPU");
+    }
+    is_supported
+}
+
 /// Runs `test` on every rank. Panics with the errors of all ranks.
 fn all(setup: Setup, test: impl Fn(&Communicator) -> Result<(), AnyError> + Sync) {
+    if !is_supported(&setup) {
+        return;
+    }
     let ranks = Threads.each(&setup, |comm| {
         test(&comm).map_err(|error| format!("rank {}: {error}", comm.rank()))
     });

@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 
 /// Test binaries of `tests/` that a bundle includes. They run on the device that
 /// `FUSEWIRE_TEST_DEVICE` names and need no other file.
-const TESTS: [&str; 4] = ["conformance", "graphs", "on_device", "operations"];
+const TESTS: [&str; 5] = ["conformance", "graphs", "moe", "on_device", "operations"];
 
 /// Test binaries that a bundle does not include, each with the reason.
 const LEFT_OUT: [(&str, &str); 15] = [

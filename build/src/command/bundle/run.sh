@@ -305,11 +305,14 @@ run_conformance() {
     if [ $quick = no ]; then
         if [ "$kind" = cpu ]; then
             tests conformance 10
+            tests moe 30
         else
             # lanes_as_threads needs the CPU device. One GPU has too few hardware queues for the
             # ranks of every_number_of_ranks (16) and many_ranks (130).
             tests conformance 6 --skip lanes_as_threads --skip every_number_of_ranks \
                 --skip many_ranks --skip ranks_as_processes
+            tests moe 25 --skip lanes_as_threads --skip every_number_of_ranks \
+                --skip ranks_as_processes
         fi
         tests operations 33 --skip abort:: --skip determinism::
     fi
