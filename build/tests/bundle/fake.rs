@@ -64,7 +64,7 @@ impl Bundle {
         }
         bundle.program("bin/fusewire", FUSEWIRE);
         bundle.program("bin/fusewire-benches", "exit 0");
-        for name in ["conformance", "graphs", "on_device", "operations"] {
+        for name in ["conformance", "graphs", "moe", "on_device", "operations"] {
             bundle.program(&format!("tests/{name}"), PASSES);
         }
         fs::create_dir_all(bundle.path().join("images")).expect("a folder");
