@@ -28,7 +28,7 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 /// First word of [`CommState`].
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;
 /// Greatest number of ranks of a team whose workspace addresses a block keeps in its shared memory.
 pub const NEAR_RANKS: usize = 64;
 /// Greatest number of windows of a communicator: those that exist, and ended ones to which graphs
@@ -419,7 +419,8 @@ pub struct Progress {
     /// word n modulo 4. A rank whose wait for a signal ends looks here, because its peer may be in
     /// a later operation already.
     pub recent: [u64; 4],
-    _line: u64,
+    /// Changes while a block waits for a rank that may be absent: this rank itself is not absent.
+    pub beat: u64,
 }
 
 /// State of a rank outside of this rank's team. The host of that rank keeps it up to date: it sends

@@ -65,6 +65,48 @@ pub enum WaitKind {
     BlockWord = 15,
 }
 
+/// Outcome of a wait for a rank that may be absent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// The event has happened.
+    Arrived,
+    /// It has not happened in time.
+    Late,
+    /// The rank's process has ended.
+    Dead,
+    /// The launch has failed.
+    Failed,
+}
+
+/// Consequence of an awaited rank that is late, or whose process has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Absence {
+    /// The launch fails.
+    Fails,
+    /// The wait ends after the timeout.
+    AfterTimeout,
+    /// The wait ends after two polls.
+    AtOnce,
+}
+
+/// The end of a wait.
+enum Ended<T> {
+    Value(T),
+    Late,
+    Dead,
+    Failed,
+}
+
+impl<T> Ended<T> {
+    #[inline(always)]
+    fn value(self) -> Option<T> {
+        match self {
+            Self::Value(value) => Some(value),
+            _ => None,
+        }
+    }
+}
+
 /// False only if kernels are compiled with `--cfg fusewire_unbounded`, to measure the cost of
 /// bounded waits. Then nothing is recorded, compared or refused, and a rank whose peer is gone
 /// waits forever.
@@ -108,6 +150,12 @@ impl Stall {
     #[inline(always)]
     const fn has_failed(self) -> bool {
         self.rest >> 63 == 1
+    }
+
+    /// Returns the [`FailureKind`], or [`ALREADY_FAILED`], after a failure.
+    #[inline(always)]
+    const fn kind(self) -> u32 {
+        (self.rest >> 32) as u32 & 0x7fff_ffff
     }
 
     #[inline(always)]
@@ -191,7 +239,8 @@ impl WaitContext {
         expected: u64,
         poll: impl Fn() -> Result<T, u64>,
     ) -> Option<T> {
-        self.poll::<T, false>(wait, || awaited, expected, poll)
+        self.poll::<T, false>(wait, || awaited, expected, Absence::Fails, poll)
+            .value()
     }
 
     /// Does what [`WaitContext::until`] does. Fails also if the wait ends after it has stalled and
@@ -205,7 +254,26 @@ impl WaitContext {
         expected: u64,
         poll: impl Fn() -> Result<T, u64>,
     ) -> Option<T> {
-        self.poll::<T, true>(wait, awaited, expected, poll)
+        self.poll::<T, true>(wait, awaited, expected, Absence::Fails, poll)
+            .value()
+    }
+
+    /// Does what [`WaitContext::until_signalled`] does for a signal of rank `from`, which may be
+    /// absent.
+    #[inline(always)]
+    pub(crate) fn until_raised(
+        &self,
+        from: u32,
+        expected: u64,
+        absence: Absence,
+        poll: impl Fn() -> Result<(), u64>,
+    ) -> Arrival {
+        match self.poll::<(), true>(WaitKind::Signal, || from, expected, absence, poll) {
+            Ended::Value(()) => Arrival::Arrived,
+            Ended::Late => Arrival::Late,
+            Ended::Dead => Arrival::Dead,
+            Ended::Failed => Arrival::Failed,
+        }
     }
 
     #[inline(always)]
@@ -214,24 +282,43 @@ impl WaitContext {
         wait: WaitKind,
         awaited: impl Fn() -> u32,
         expected: u64,
+        absence: Absence,
         poll: impl Fn() -> Result<T, u64>,
-    ) -> Option<T> {
+    ) -> Ended<T> {
         let spins = self.spins();
         let (mut polls, mut late) = (0, 0);
+        // After the time limit of an absent rank: the kind of failure.
+        let mut expired = ALREADY_FAILED;
         let mut stall = Stall::NEW;
         loop {
             let observed = match poll() {
                 Ok(value) => {
                     let stalled = COMPARE && BOUNDED && polls >= spins;
-                    if stalled && let Some(rank) = self.outlined().disagrees() {
+                    let rank = match absence {
+                        _ if !stalled => None,
+                        Absence::Fails => self.outlined().disagrees(),
+                        _ => {
+                            let from = awaited();
+                            let differs = self.outlined().disagrees_with(from);
+                            differs.then_some(from)
+                        }
+                    };
+                    if let Some(rank) = rank {
                         let kind = FailureKind::Mismatch;
                         self.fail(kind, wait, awaited(), rank, expected, expected, 0);
-                        return None;
+                        return Ended::Failed;
                     }
-                    return Some(value);
+                    return Ended::Value(value);
                 }
                 Err(observed) => observed,
             };
+            // The poll after the time limit, in case this process was stopped until then.
+            if expired != ALREADY_FAILED {
+                return match expired == FailureKind::Dead as u32 {
+                    true => Ended::Dead,
+                    false => Ended::Late,
+                };
+            }
             polls += 1;
             if polls < spins || !BOUNDED {
                 pause();
@@ -259,17 +346,28 @@ impl WaitContext {
                 WaitKind::Grid | WaitKind::BlockWord => 16,
                 _ => 8,
             };
-            stall = self.outlined().stalled(stall, needed, eighths);
+            stall = match absence {
+                Absence::Fails => self.outlined().stalled(stall, needed, eighths),
+                Absence::AfterTimeout => self.outlined().stalled_for(stall, needed, 8),
+                Absence::AtOnce => self.outlined().stalled_for(stall, needed, 0),
+            };
             if stall.has_failed() {
+                let kind = stall.kind();
+                let is_absent =
+                    kind == FailureKind::Timeout as u32 || kind == FailureKind::Dead as u32;
+                if absence != Absence::Fails && is_absent {
+                    expired = kind;
+                    continue;
+                }
                 self.note(Fault {
                     claim: 1,
-                    kind: Fault::pair((stall.rest >> 32) as u32 & 0x7fff_ffff, late),
+                    kind: Fault::pair(stall.kind(), late),
                     observed,
                     expected,
                     wait: Fault::pair(wait as u32, stall.rest as u32),
                     elapsed: stall.started,
                 });
-                return None;
+                return Ended::Failed;
             }
         }
     }
@@ -296,6 +394,52 @@ impl WaitContext {
     #[inline(never)]
     fn disagrees(&self) -> Option<u32> {
         self.mismatch().or_else(|| Some(self.recent_mismatch()?.0))
+    }
+
+    /// Returns true if the call of `rank` differs from that of this rank.
+    #[cold]
+    #[inline(never)]
+    fn disagrees_with(&self, rank: u32) -> bool {
+        let differs = |mine: u64, theirs: u64| theirs >> 40 == mine >> 40 && theirs != mine;
+        let call = |rank| self.progress_call(rank);
+        let is_collective = |call| Call::from_progress(call).is_collective();
+        let (mine, theirs) = (call(self.comm.rank()), call(rank));
+        let now = is_collective(mine) && is_collective(theirs) && differs(mine, theirs);
+        let recent = |rank| self.recent_call(rank);
+        now || differs(recent(self.comm.rank()), recent(rank))
+    }
+
+    /// Changes this rank's word [`Progress::beat`].
+    fn beat(&self) {
+        let line = self.comm.own(self.comm.workspace().progress).cast::<u64>();
+        // SAFETY: the line belongs to this rank; its words are only accessed atomically.
+        unsafe {
+            let at = line.add(offset_of!(Progress, beat) / 8);
+            mem::store_u64(at, arch::clock_ns(), Order::Relaxed, Scope::System);
+        }
+    }
+
+    /// Returns true if `rank` itself waits for a rank that may be absent. Watches it for at most an
+    /// eighth of the timeout.
+    fn is_waiting(&self, rank: u32) -> bool {
+        if rank >= self.comm.size() {
+            return false;
+        }
+        let at = self.progress_line(rank);
+        let at = at.wrapping_add(offset_of!(Progress, beat) / 8);
+        // SAFETY: every workspace has a progress line; its words are only accessed atomically.
+        let beat = || unsafe { mem::load_u64(at, Order::Acquire, Scope::System) };
+        let (first, began) = (beat(), arch::clock_ns());
+        loop {
+            self.nap(u32::MAX >> 1);
+            self.beat();
+            if beat() != first {
+                return true;
+            }
+            if self.aborted() || arch::clock_ns().saturating_sub(began) > self.timeout() / 8 {
+                return false;
+            }
+        }
     }
 
     /// Naps once, and returns the next state of the wait. `needed` is a rank without which the wait
@@ -331,14 +475,53 @@ impl WaitContext {
         if compares && let Some(rank) = self.mismatch() {
             return Stall::failed(FailureKind::Mismatch as u32, rank, elapsed);
         }
-        let timeout_ns = match self.timeout_ns {
-            0 => self.comm.constants().timeout_ns,
-            given => given,
-        };
-        if elapsed > (timeout_ns / 8).saturating_mul(u64::from(eighths)) {
+        if elapsed > (self.timeout() / 8).saturating_mul(u64::from(eighths)) {
             return Stall::failed(FailureKind::Timeout as u32, 0, elapsed);
         }
         stall.next(dead.is_some(), compares.then_some(elapsed))
+    }
+
+    /// Does what [`WaitContext::stalled`] does for a rank that may be absent. Nothing that other
+    /// ranks do ends the wait earlier. If the rank itself waits for one that may be absent, the
+    /// limit is four times as long.
+    #[cold]
+    #[inline(never)]
+    fn stalled_for(&self, mut stall: Stall, rank: u32, eighths: u32) -> Stall {
+        self.nap(stall.naps());
+        if self.aborted() {
+            return Stall::failed(ALREADY_FAILED, 0, 0);
+        }
+        self.beat();
+        let now = arch::clock_ns();
+        if stall.started == 0 {
+            stall.started = now;
+            return stall.next(false, None);
+        }
+        let elapsed = now.saturating_sub(stall.started);
+        let limit_ns = (self.timeout() / 8).saturating_mul(u64::from(eighths));
+        // As in `stalled`; at the limit, the caller polls once more.
+        let is_dead = self.is_dead(rank);
+        if is_dead && (stall.found_dead() || elapsed > limit_ns) {
+            return Stall::failed(FailureKind::Dead as u32, rank, elapsed);
+        }
+        let compares = stall.must_compare(elapsed);
+        if compares && self.call.is_collective() && self.disagrees_with(rank) {
+            return Stall::failed(FailureKind::Mismatch as u32, rank, elapsed);
+        }
+        // A rank that itself waits for an absent rank is late because of that rank.
+        if elapsed > limit_ns && (elapsed >= limit_ns.saturating_mul(4) || !self.is_waiting(rank)) {
+            return Stall::failed(FailureKind::Timeout as u32, 0, elapsed);
+        }
+        stall.next(is_dead, compares.then_some(elapsed))
+    }
+
+    /// Returns the timeout in nanoseconds.
+    #[inline(always)]
+    fn timeout(&self) -> u64 {
+        match self.timeout_ns {
+            0 => self.comm.constants().timeout_ns,
+            given => given,
+        }
     }
 
     /// Returns a dead rank that has not finished this launch. If the launch is not collective, the
@@ -522,17 +705,21 @@ impl WaitContext {
     /// Returns a peer that was in another call of the same sequence number, and its progress word,
     /// if both calls are of kernels with windows.
     fn recent_mismatch(&self) -> Option<(u32, u64)> {
-        let call = |rank| {
-            let at = self.progress_line(rank).wrapping_add(self.recent());
-            // SAFETY: every workspace has a progress line for block 0; its words are accessed
-            // atomically.
-            unsafe { mem::load_u64(at, Order::Relaxed, Scope::System) }
-        };
-        let mine = call(self.comm.rank());
+        let mine = self.recent_call(self.comm.rank());
         let mut ranks = (0..self.comm.size())
             .filter(|_| self.call.is_collective())
-            .map(|rank| (rank, call(rank)));
+            .map(|rank| (rank, self.recent_call(rank)));
         ranks.find(|&(_, theirs)| theirs >> 40 == mine >> 40 && theirs != mine)
+    }
+
+    /// Returns the call of `rank` with the sequence number of this launch, if it is a call of a
+    /// kernel with windows, or another call.
+    #[inline(always)]
+    fn recent_call(&self, rank: u32) -> u64 {
+        let at = self.progress_line(rank).wrapping_add(self.recent());
+        // SAFETY: every workspace has a progress line for block 0; its words are accessed
+        // atomically.
+        unsafe { mem::load_u64(at, Order::Relaxed, Scope::System) }
     }
 
     /// Returns the index in a progress line of the word of this launch among [`Progress::recent`].

@@ -4,19 +4,26 @@ extern crate std;
 
 use core::mem::offset_of;
 use core::ptr::from_ref;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 use std::boxed::Box;
+use std::thread;
+use std::time::Instant;
 use std::vec;
 use std::vec::Vec;
 
 use bytemuck::Zeroable;
 
-use super::{WaitContext, WaitKind};
+use super::{Absence, Arrival, WaitContext, WaitKind};
 use crate::call::{Call, Operation};
 use crate::comm::Comm;
 use crate::layout::{
     BLOCKS_AT, BlockState, CONST_MAGIC, CommConst, CommState, FailureKind, FailureRecord,
-    LAYOUT_VERSION, LINE, WorkspaceConfig, WorkspaceLayout,
+    LAYOUT_VERSION, LINE, Progress, WorkspaceConfig, WorkspaceLayout,
 };
+
+/// Timeout of the waits.
+const TIMEOUT_NS: u64 = 2_000_000;
 
 /// Sequence number of the operation that waits.
 const SEQUENCE: u64 = 7;
@@ -56,6 +63,46 @@ fn record_after(
     wait: WaitKind,
     awaited: u32,
 ) -> FailureRecord {
+    with_ranks(calls, steps, dead, |ctx, ranks| {
+        let never: Option<()> = match wait {
+            WaitKind::Sum => ctx.until_signalled(wait, || awaited, 1, || Err(0)),
+            _ => ctx.until(wait, awaited, 1, || Err(0)),
+        };
+        assert_eq!(never, None);
+        let record = ranks.record();
+        assert_eq!(record.state, 2);
+        record
+    })
+}
+
+/// The workspaces of the ranks.
+struct Workspaces {
+    bases: Vec<u64>,
+    layout: WorkspaceLayout,
+}
+
+impl Workspaces {
+    /// Returns the failure record of rank 0.
+    fn record(&self) -> FailureRecord {
+        // SAFETY: a workspace begins with its state, and nothing else accesses it.
+        unsafe { (*(self.bases[0] as *const CommState)).failure }
+    }
+
+    /// Returns the word [`Progress::beat`] of `rank`.
+    fn beat(&self, rank: usize) -> &AtomicU64 {
+        let at = self.bases[rank] + self.layout.progress + offset_of!(Progress, beat) as u64;
+        // SAFETY: the word lies in the workspace of the rank, and is only accessed atomically.
+        unsafe { AtomicU64::from_ptr(at as *mut u64) }
+    }
+}
+
+/// Calls `run` with the wait context of block 1 of rank 0, as [`record_after`] describes it.
+fn with_ranks<T>(
+    calls: &[Call],
+    steps: &[u64],
+    dead: Option<(u32, u64)>,
+    run: impl FnOnce(&WaitContext, &Workspaces) -> T,
+) -> T {
     let size = calls.len() as u32;
     let workspace = WorkspaceLayout::new(&WorkspaceConfig {
         size,
@@ -107,17 +154,10 @@ fn record_after(
         count: 16,
         sequence: SEQUENCE,
         block: 1,
-        timeout_ns: 2_000_000,
+        timeout_ns: TIMEOUT_NS,
     };
-    let never: Option<()> = match wait {
-        WaitKind::Sum => ctx.until_signalled(wait, || awaited, 1, || Err(0)),
-        _ => ctx.until(wait, awaited, 1, || Err(0)),
-    };
-    assert_eq!(never, None);
-    // SAFETY: a workspace begins with its state, and nothing else accesses it.
-    let record = unsafe { (*(bases[0] as *const CommState)).failure };
-    assert_eq!(record.state, 2);
-    record
+    let layout = workspace;
+    run(&ctx, &Workspaces { bases, layout })
 }
 
 #[test]
@@ -170,4 +210,112 @@ fn a_transfer_counts_no_sequence_whoever_is_in_it() {
         assert_eq!(failure_of(transfer, ours), FailureKind::Timeout);
         assert_eq!(failure_of(ours, transfer), FailureKind::Timeout);
     }
+}
+
+/// Waits as rank 0 for a signal of rank 1, which may be absent. Returns the outcome and the time.
+fn await_absent(
+    ctx: &WaitContext,
+    absence: Absence,
+    poll: impl Fn() -> Result<(), u64>,
+) -> (Arrival, Duration) {
+    let began = Instant::now();
+    let arrival = ctx.until_raised(1, 1, absence, poll);
+    (arrival, began.elapsed())
+}
+
+#[test]
+fn a_late_rank_is_absent_and_fails_nothing() {
+    let calls = [call(Operation::AllReduce, 16); 3];
+    let timeout = Duration::from_nanos(TIMEOUT_NS);
+    with_ranks(&calls, &[], None, |ctx, ranks| {
+        let (arrival, waited) = await_absent(ctx, Absence::AfterTimeout, || Err(0));
+        assert_eq!(arrival, Arrival::Late);
+        assert!(waited >= timeout, "{waited:?}");
+        assert_eq!(ranks.record().state, 0);
+        let (arrival, _) = await_absent(ctx, Absence::AtOnce, || Err(0));
+        assert_eq!(arrival, Arrival::Late);
+        let (arrival, _) = await_absent(ctx, Absence::AtOnce, || Ok(()));
+        assert_eq!(arrival, Arrival::Arrived);
+        assert_eq!(ranks.record().state, 0);
+        let (arrival, _) = await_absent(ctx, Absence::Fails, || Err(0));
+        assert_eq!(arrival, Arrival::Failed);
+        assert_eq!(ranks.record().kind, FailureKind::Timeout as u64);
+    });
+}
+
+/// The wait of a process that was stopped until after the time limit sees what has arrived.
+#[test]
+fn a_wait_polls_after_its_time_limit() {
+    let calls = [call(Operation::AllReduce, 16); 2];
+    with_ranks(&calls, &[], None, |ctx, _| {
+        let began = Instant::now();
+        let timeout = Duration::from_nanos(TIMEOUT_NS);
+        let polls = AtomicU64::new(0);
+        let (arrival, _) = await_absent(ctx, Absence::AfterTimeout, || {
+            if polls.fetch_add(1, Ordering::Relaxed) == 1 {
+                thread::sleep(2 * timeout);
+            }
+            match began.elapsed() > timeout && polls.load(Ordering::Relaxed) > 2 {
+                true => Ok(()),
+                false => Err(0),
+            }
+        });
+        assert_eq!(arrival, Arrival::Arrived);
+    });
+}
+
+#[test]
+fn a_rank_that_waits_itself_is_not_late() {
+    let calls = [call(Operation::AllReduce, 16); 2];
+    // Longer than a time slice of another thread on a busy core, which stops the beat.
+    let timeout = Duration::from_millis(400);
+    with_ranks(&calls, &[], None, |ctx, ranks| {
+        let ctx = &WaitContext {
+            timeout_ns: timeout.as_nanos() as u64,
+            ..*ctx
+        };
+        let (beat, ended) = (ranks.beat(1), AtomicU64::new(0));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while ended.load(Ordering::Relaxed) == 0 {
+                    beat.fetch_add(1, Ordering::Relaxed);
+                    thread::yield_now();
+                }
+            });
+            let (arrival, waited) = await_absent(ctx, Absence::AfterTimeout, || Err(0));
+            ended.store(1, Ordering::Relaxed);
+            assert_eq!(arrival, Arrival::Late);
+            assert!(waited >= 4 * timeout, "{waited:?}");
+        });
+        // This rank also shows that it waits.
+        assert_ne!(ranks.beat(0).load(Ordering::Relaxed), 0);
+    });
+}
+
+#[test]
+fn only_the_awaited_rank_ends_the_wait_for_it() {
+    let ours = call(Operation::AllReduce, 16);
+    for dead in [1, 2] {
+        let dead_rank = Some((dead, SEQUENCE - 1));
+        with_ranks(&[ours; 3], &[], dead_rank, |ctx, ranks| {
+            let (arrival, _) = await_absent(ctx, Absence::AfterTimeout, || Err(0));
+            let expected = if dead == 1 {
+                Arrival::Dead
+            } else {
+                Arrival::Late
+            };
+            assert_eq!(arrival, expected);
+            assert_eq!(ranks.record().state, 0);
+        });
+    }
+    let other = call(Operation::AllReduce, 17);
+    with_ranks(&[ours, ours, other], &[], None, |ctx, ranks| {
+        let (arrival, _) = await_absent(ctx, Absence::AfterTimeout, || Err(0));
+        assert_eq!((arrival, ranks.record().state), (Arrival::Late, 0));
+    });
+    with_ranks(&[ours, other, ours], &[], None, |ctx, ranks| {
+        let (arrival, _) = await_absent(ctx, Absence::AfterTimeout, || Err(0));
+        assert_eq!(arrival, Arrival::Failed);
+        assert_eq!(ranks.record().kind, FailureKind::Mismatch as u64);
+    });
 }

@@ -50,7 +50,9 @@ use crate::layout::FailureKind;
 use crate::mem::{self, Order, Scope};
 use crate::net::SignalOp;
 use crate::session::{Aborted, Session, Unvoted};
-use crate::wait::WaitKind;
+use crate::wait::{Absence, WaitKind};
+
+pub use crate::wait::Arrival;
 
 pub use self::cells::Fetch;
 pub use self::queue::{AllRows, Batch, QUEUE_SIGNALS, Queue, Rows, queue_elements};
@@ -135,6 +137,40 @@ impl Compare {
             Self::GreaterEqual => seen >= value,
         }
     }
+}
+
+/// The ranks that take part in a signal, for [`Window::wait_present`] and
+/// [`Window::raise_present`].
+pub trait Presence: Copy {
+    /// Returns true if `rank` gets the signal or is awaited.
+    fn includes(self, rank: Rank) -> bool;
+
+    /// Returns true if the wait ends without a rank that is late or whose process has ended. If
+    /// false, the launch then fails.
+    fn may_be_absent(self) -> bool;
+
+    /// Notes the outcome of the wait for `rank`. Called on one lane, which waits for its ranks in
+    /// turn.
+    fn awaited(self, rank: Rank, arrival: Arrival);
+}
+
+/// All ranks take part; if one is late, the launch fails.
+#[derive(Clone, Copy, Debug)]
+pub struct Everyone;
+
+impl Presence for Everyone {
+    #[inline(always)]
+    fn includes(self, _rank: Rank) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn may_be_absent(self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn awaited(self, _rank: Rank, _arrival: Arrival) {}
 }
 
 /// A window as an argument of a kernel.
@@ -241,7 +277,10 @@ impl<'a, T: Element> Window<'a, T> {
         block.uniform([u64::from(id), u64::from(from.index())]);
         let mut arrived = Unvoted::new(());
         if block.is_leader() {
-            arrived = self.await_raise(s, id, from);
+            let arrival = self.await_raise(s, id, from, Absence::Fails);
+            if arrival == Arrival::Failed {
+                arrived = Unvoted::from_wait(None);
+            }
         }
         s.vote(arrived)?;
         self.received(s)
@@ -259,28 +298,44 @@ impl<'a, T: Element> Window<'a, T> {
         id: u32,
         team: Team,
     ) -> Result<Received<'a, T>, Aborted> {
-        self.wait_each(s, id, team, |_| ())
+        self.wait_present(s, id, team, Everyone)
     }
 
-    /// Does what [`Window::wait_all`] does, and calls `seen(rank)` when a rank's signal has arrived
-    /// or the wait has failed. Each rank's call is on one lane, which waits for its ranks in turn.
+    /// Does what [`Window::wait_all`] does for the ranks that `presence` includes. If ranks may be
+    /// absent, the wait ends without a rank that has not raised the signal within the timeout or
+    /// whose process has ended, instead of failing the launch. A rank that itself waits so for
+    /// another rank gets up to four times the timeout: when it gives up, it may still arrive.
     ///
     /// # Errors
-    /// As [`Window::wait`].
+    /// As [`Window::wait`], but not because of a rank that is absent.
     #[inline(always)]
     #[track_caller]
-    pub fn wait_each<M: Machine>(
+    pub fn wait_present<M: Machine>(
         &self,
         s: &Session<M>,
         id: u32,
         team: Team,
-        seen: impl Fn(Rank),
+        presence: impl Presence,
     ) -> Result<Received<'a, T>, Aborted> {
         s.block().uniform([u64::from(id)]);
         let mut arrived = Unvoted::new(());
+        let mut absence = match presence.may_be_absent() {
+            true => Absence::AfterTimeout,
+            false => Absence::Fails,
+        };
         for from in s.peers_of_lane(team) {
-            arrived = arrived.and(self.await_raise(s, id, from));
-            seen(from);
+            if !presence.includes(from) {
+                continue;
+            }
+            let arrival = self.await_raise(s, id, from, absence);
+            if arrival == Arrival::Late {
+                // The signals of the other ranks have had the same time to arrive.
+                absence = Absence::AtOnce;
+            }
+            if arrival == Arrival::Failed {
+                arrived = Unvoted::from_wait(None);
+            }
+            presence.awaited(from, arrival);
         }
         s.vote(arrived)?;
         self.received(s)
@@ -318,20 +373,48 @@ impl<'a, T: Element> Window<'a, T> {
     #[inline(always)]
     #[track_caller]
     pub fn raise_all<M: Machine>(&self, s: &Session<M>, id: u32, team: Team) {
-        self.signal_all(s, id, SignalOp::Add(1), team);
+        self.raise_present(s, id, team, Everyone);
+    }
+
+    /// Does what [`Window::raise_all`] does for the ranks that `presence` includes.
+    #[inline(always)]
+    #[track_caller]
+    pub fn raise_present<M: Machine>(
+        &self,
+        s: &Session<M>,
+        id: u32,
+        team: Team,
+        presence: impl Presence,
+    ) {
+        self.update_each(s, id, SignalOp::Add(1), team, presence);
     }
 
     /// Updates signal `id` of every rank of a team, this rank included. See [`Remote::signal`].
     #[inline(always)]
     #[track_caller]
     pub fn signal_all<M: Machine>(&self, s: &Session<M>, id: u32, op: SignalOp, team: Team) {
+        self.update_each(s, id, op, team, Everyone);
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn update_each<M: Machine>(
+        &self,
+        s: &Session<M>,
+        id: u32,
+        op: SignalOp,
+        team: Team,
+        presence: impl Presence,
+    ) {
         let block = s.block();
         block.uniform([u64::from(id)]);
         block.publish();
         // After an error, the peers must not trust the data, so they get no signal.
         if !s.faults().is_pending() {
             for peer in s.peers_of_lane(team) {
-                self.update(s, id, peer, op, 0);
+                if presence.includes(peer) {
+                    self.update(s, id, peer, op, 0);
+                }
             }
         }
     }
@@ -538,41 +621,41 @@ impl<'a, T: Element> Window<'a, T> {
 
     /// Waits on one lane until `from`'s block of this index has raised signal `id` again.
     #[inline(always)]
-    fn await_raise<M: Machine>(&self, s: &Session<M>, id: u32, from: Rank) -> Unvoted<()> {
+    fn await_raise<M: Machine>(
+        &self,
+        s: &Session<M>,
+        id: u32,
+        from: Rank,
+        absence: Absence,
+    ) -> Arrival {
         let (window, block, from) = (&self.window, s.block().index(), from.index());
         if !self.has_signal(id)
             || !self.has_block(block)
             || !self.has_rank(from)
             || s.faults().is_pending()
         {
-            return Unvoted::new(());
+            return Arrival::Arrived;
         }
         let slot = window.own(s.comm(), window.slot_at(id, from, block), 1);
         let taken = window.own(s.comm(), window.taken_at(id, from, block), 1);
         let (Some(slot), Some(taken)) = (slot, taken) else {
             self.no_route(from);
-            return Unvoted::new(());
+            return Arrival::Arrived;
         };
         // SAFETY: only this block of this rank accesses this word.
         let value = unsafe { mem::load_u64(taken, Order::Relaxed, Scope::Device) }.wrapping_add(1);
-        let (ctx, wait) = (s.ctx(), WaitKind::Signal);
-        let arrived = ctx.until_signalled(
-            wait,
-            || from,
-            value,
-            || {
-                // SAFETY: a slot of this rank's signal pad.
-                let seen = unsafe { mem::load_u64(slot, Order::Acquire, Scope::System) };
-                // The sender may be ahead.
-                match (seen.wrapping_sub(value) as i64) < 0 {
-                    true => Err(seen),
-                    false => Ok(()),
-                }
-            },
-        );
+        let arrival = s.ctx().until_raised(from, value, absence, || {
+            // SAFETY: a slot of this rank's signal pad.
+            let seen = unsafe { mem::load_u64(slot, Order::Acquire, Scope::System) };
+            // The sender may be ahead.
+            match (seen.wrapping_sub(value) as i64) < 0 {
+                true => Err(seen),
+                false => Ok(()),
+            }
+        });
         // SAFETY: as above.
         unsafe { mem::store_u64(taken, value, Order::Relaxed, Scope::Device) };
-        Unvoted::from_wait(arrived)
+        arrival
     }
 
     /// Updates signal `id` of `peer` on one lane, after the block has published its writes. The

@@ -6,10 +6,11 @@ use fusewire_device::{Element, Group, In, InOut, Machine, Out, Team, Window};
 use crate::chunk;
 
 use super::dispatch::Arrived;
+use super::mask::Mask;
 use super::memory::Memory;
 use super::routing::Own;
 use super::shape::{MoeFlags, MoeShape, local_of};
-use super::{COMBINED, DISPATCHED, ENTRY, ORDER, RESULTS, RETURNED, SELECTION_INDEX};
+use super::{COMBINED, DISPATCHED, ENTRY, ORDER, RESULTS, RETURNED, SELECTION_INDEX, SUMMABLE};
 
 /// Elements that a lane adds at once.
 const CHUNK: usize = 8;
@@ -26,6 +27,7 @@ pub(super) struct Combine<'a, T> {
     pub(super) ids: In<'a, i32>,
     pub(super) weights: In<'a, f32>,
     pub(super) out: Out<'a, T>,
+    pub(super) missing: Out<'a, u32>,
 }
 
 impl<T: Element<Acc = f32>> Combine<'_, T> {
@@ -38,27 +40,33 @@ impl<T: Element<Acc = f32>> Combine<'_, T> {
     pub(super) unsafe fn run<M: Machine>(
         &self,
         s: &Session<M>,
-        own: InOut<u32>,
+        own: (InOut<u32>, InOut<u32>),
     ) -> Result<(), Aborted> {
         // SAFETY: the precondition of this function.
         let own = unsafe { Own::new(s, self.shape, own)? };
+        let mask = own.mask();
         let mut step = own.step();
         if self.shape.flags.has(MoeFlags::SEND) {
             let may_send = step == DISPATCHED || step == COMBINED;
             s.ensure(may_send, ORDER, u64::from(step), 0)?;
             if step == COMBINED {
                 // No signal proves yet that the peers have read the results of the last combine.
-                self.rows.raise_all(s, ENTRY, Team::World);
-                self.rows.wait_all(s, ENTRY, Team::World)?;
+                self.rows.raise_present(s, ENTRY, Team::World, mask);
+                self.rows.wait_present(s, ENTRY, Team::World, mask)?;
             }
             self.send(s, &own)?;
-            self.results.raise_all(s, RESULTS, Team::World);
+            self.results.raise_present(s, RESULTS, Team::World, mask);
             step = RETURNED;
         }
-        if self.shape.flags.has(MoeFlags::RECEIVE) {
+        if self.shape.flags.has(MoeFlags::WAIT) {
             s.ensure(step == RETURNED, ORDER, u64::from(step), 0)?;
+            self.results.wait_present(s, RESULTS, Team::World, mask)?;
+            step = SUMMABLE;
+        }
+        if self.shape.flags.has(MoeFlags::RECEIVE) {
+            s.ensure(step == SUMMABLE, ORDER, u64::from(step), 0)?;
             // SAFETY: the precondition of this function.
-            unsafe { self.receive(s)? };
+            unsafe { self.receive(s, own)? };
             step = COMBINED;
         }
         if s.block().is_leader() {
@@ -74,7 +82,8 @@ impl<T: Element<Acc = f32>> Combine<'_, T> {
     fn send<M: Machine>(&self, s: &Session<M>, own: &Own<'_>) -> Result<(), Aborted> {
         let shape = &self.shape;
         let (hidden, k, most) = (shape.hidden as usize, shape.k(), shape.max_tokens as usize);
-        let arrived = Arrived::local(s, self.shape, &self.rows)?;
+        let arrived = Arrived::new(s, self.shape, &self.rows, own.mask())?;
+        let first = first_result(shape, own.mask(), s.rank());
         let warp = s.block().warp();
         for (rank, selection) in arrived.selections_of_warp(s.block()) {
             let row = if shape.flags.has(MoeFlags::EXPERT_MAJOR) {
@@ -83,28 +92,34 @@ impl<T: Element<Acc = f32>> Combine<'_, T> {
                     s.fault(SELECTION_INDEX, u64::from(rank), u64::from(selection.index));
                     continue;
                 }
-                let first = own.bases(rank).get(expert);
-                first.wrapping_add(selection.index) as usize
+                let base = own.bases(rank).get(expert);
+                base.wrapping_add(selection.index) as usize
             } else {
                 (rank as usize * most + selection.slot) * k + selection.k
             };
             let Some(peer) = s.peer(rank) else {
                 continue;
             };
-            let target = (selection.token as usize * k + selection.k).wrapping_mul(hidden);
+            let item = selection.token as usize * k + selection.k;
+            // A token that does not exist, from a false header, is out of range.
+            let item = match item < shape.results_of_rank() {
+                true => first + item,
+                false => usize::MAX / hidden.max(1),
+            };
+            let target = item.wrapping_mul(hidden);
             let target = self.results.at(peer).slice(target, hidden);
             target.write(s, warp, self.y.slice(row.wrapping_mul(hidden), hidden));
         }
         Ok(())
     }
 
-    /// Waits for the results, and adds them. All lanes of the block together.
+    /// Adds the results, after they have arrived. All lanes of the block together.
     ///
     /// # Safety
     /// On a GPU, the output must be aligned to 16 bytes.
     #[inline(always)]
     #[track_caller]
-    unsafe fn receive<M: Machine>(&self, s: &Session<M>) -> Result<(), Aborted> {
+    unsafe fn receive<M: Machine>(&self, s: &Session<M>, own: Own<'_>) -> Result<(), Aborted> {
         let (shape, block) = (&self.shape, s.block());
         let (hidden, k) = (shape.hidden as usize, shape.k());
         let tokens = self.ids.len() / k;
@@ -118,17 +133,32 @@ impl<T: Element<Acc = f32>> Combine<'_, T> {
             )
         };
         let out = self.out.require(s, tokens * hidden)?;
-        let results = self.results.wait_all(s, RESULTS, Team::World)?;
+        let results = self.results.local(s)?.elements().as_in();
         let (first, last) = block.slice(tokens, 1);
+        let regions = match own.mask().is_used() {
+            true => s.ranks() as usize,
+            false => 1,
+        };
+        let count = regions * shape.results_of_rank() * hidden;
         let sum = Sum {
             ids,
             weights,
-            results: results.slice(0, tokens * k * hidden),
+            results: results.slice(0, count),
             out,
+            own,
+            shape: *shape,
+            me: s.rank(),
+            ranks: s.ranks(),
             k,
             hidden,
         };
-        if sum.results.len() == tokens * k * hidden {
+        if own.mask().is_used() {
+            let missing = self.missing.require(s, tokens)?;
+            for token in block.elements_of_block(last - first) {
+                missing.set(first + token, sum.missing(first + token));
+            }
+        }
+        if sum.results.len() == count {
             if M::LANES == 1 {
                 for token in first..last {
                     let mut at = 0;
@@ -158,17 +188,58 @@ impl<T: Element<Acc = f32>> Combine<'_, T> {
     }
 }
 
+/// Returns the number of the first result that `rank` writes.
+#[inline(always)]
+fn first_result(shape: &MoeShape, mask: Mask<'_>, rank: u32) -> usize {
+    match mask.is_used() {
+        true => rank as usize * shape.results_of_rank(),
+        false => 0,
+    }
+}
+
 /// The sums of the results of each token.
 struct Sum<'a, T> {
     ids: Memory<'a, i32>,
     weights: Memory<'a, f32>,
     results: In<'a, T>,
     out: Out<'a, T>,
+    own: Own<'a>,
+    shape: MoeShape,
+    me: u32,
+    ranks: u32,
     k: usize,
     hidden: usize,
 }
 
 impl<T: Element<Acc = f32>> Sum<'_, T> {
+    /// Returns the selections of a token whose expert is on a masked rank, as bits.
+    #[inline(always)]
+    fn missing(&self, token: usize) -> u32 {
+        let mut bits = 0;
+        for k in 0..self.k {
+            let item = token * self.k + k;
+            if self.ids.get(item) >= 0 && self.own.mask().has(self.own.rank(item)) {
+                bits |= 1 << (k & 31);
+            }
+        }
+        bits
+    }
+
+    /// Returns true if selection `item` has a result, and the number of this result. Without one,
+    /// the number is that of memory which no masked rank writes.
+    #[inline(always)]
+    fn result(&self, item: usize) -> (bool, usize) {
+        let is_selected = self.ids.get(item) >= 0;
+        let mask = self.own.mask();
+        if !mask.is_used() {
+            return (is_selected, item);
+        }
+        let rank = self.own.rank(item);
+        let has_result = is_selected && rank < self.ranks && !mask.has(rank);
+        let rank = if has_result { rank } else { self.me };
+        (has_result, first_result(&self.shape, mask, rank) + item)
+    }
+
     /// Writes elements `[at, at + N)` of a token.
     ///
     /// # Safety
@@ -180,7 +251,7 @@ impl<T: Element<Acc = f32>> Sum<'_, T> {
         let mut sum = [0.0f32; N];
         if M::LANES == 1 {
             while item < end {
-                if self.ids.get(item) >= 0 {
+                if self.result(item).0 {
                     // SAFETY: the precondition of this function.
                     unsafe { self.load::<M, N>(item, at) }.add_to(&mut sum);
                 }
@@ -221,13 +292,14 @@ impl<T: Element<Acc = f32>> Sum<'_, T> {
     /// As [`Sum::chunk`], for the selection's token.
     #[inline(always)]
     unsafe fn load<M: Machine, const N: usize>(&self, item: usize, at: usize) -> Weighted<T, N> {
+        let (is_selected, result) = self.result(item);
         Weighted {
-            is_selected: self.ids.get(item) >= 0,
+            is_selected,
             weight: self.weights.get(item),
-            // SAFETY: the results have `hidden` elements for each selection of a token that exists.
-            // The wait for the results has acquired them.
+            // SAFETY: the results have `hidden` elements for each selection of a token that exists,
+            // in each region. The wait for the results has acquired them.
             values: unsafe {
-                let from = self.results.as_ptr().add(item * self.hidden + at);
+                let from = self.results.as_ptr().add(result * self.hidden + at);
                 chunk::read::<M, T, N>(from)
             },
         }

@@ -1,19 +1,22 @@
 //! Dispatch: sends rows to the ranks of their experts.
 
-use fusewire_device::arch;
 use fusewire_device::bulk;
 use fusewire_device::session::{Aborted, Session, Unvoted};
-use fusewire_device::{Block, Group, In, InOut, Machine, Out, Received, Team, Warp, Window};
+use fusewire_device::{Block, Group, In, InOut, Machine, Out, Team, Warp, Window};
 
+use super::mask::{Mask, TimedMask};
 use super::memory::Memory;
 use super::routing::{Own, Routing};
 use super::shape::{
     ANNOUNCED, HEADER, Meta, MoeFlags, MoeShape, NONE, SELECTION, local_of, rank_of,
 };
 use super::{
-    ANNOUNCEMENT, CAPACITY, COMBINED, COUNTS, DISPATCHED, ENTRY, FITS, IDLE, ORDER, ROWS,
+    ANNOUNCEMENT, ARRIVED, CAPACITY, COMBINED, COUNTS, DISPATCHED, ENTRY, FITS, IDLE, ORDER, ROWS,
     SELECTION_INDEX, SENT,
 };
+
+/// Ranks whose announcements a lane reads at once.
+const RANKS_AT_ONCE: u32 = 8;
 
 /// Payload of the tokens.
 pub(super) trait Payload: Copy {
@@ -34,6 +37,21 @@ pub(super) trait Payload: Copy {
     fn of<'a>(self, shape: &MoeShape, token: usize, packed: In<'a, u32>) -> In<'a, u32>
     where
         Self: 'a;
+
+    /// Writes the payload of a row that has arrived to row `row` of the result. All lanes of the
+    /// warp together.
+    ///
+    /// # Safety
+    /// On a GPU, the result and the row must be aligned to 16 bytes. The row must not be in the
+    /// result.
+    unsafe fn place<M: Machine>(
+        self,
+        warp: Warp<M>,
+        shape: &MoeShape,
+        from: Memory<u32>,
+        out: Out<u32>,
+        row: usize,
+    );
 }
 
 /// Payload that is sent unchanged.
@@ -61,6 +79,19 @@ impl Payload for Raw<'_> {
         let words = shape.payload as usize;
         self.x.slice(token * words, words)
     }
+
+    #[inline(always)]
+    unsafe fn place<M: Machine>(
+        self,
+        warp: Warp<M>,
+        shape: &MoeShape,
+        from: Memory<u32>,
+        out: Out<u32>,
+        row: usize,
+    ) {
+        let words = shape.payload as usize;
+        copy(warp, out.slice(row * words, words), from.slice(0, words));
+    }
 }
 
 /// A launch of dispatch: the results, and the window.
@@ -70,7 +101,6 @@ pub(super) struct Dispatch<'a> {
     pub(super) rows: Window<'a, u32>,
     pub(super) meta: Out<'a, u32>,
     pub(super) out: Out<'a, u32>,
-    pub(super) scales: Out<'a, u32>,
     pub(super) tokens_per_expert: InOut<'a, u64>,
     pub(super) wait_ns: InOut<'a, u64>,
 }
@@ -87,7 +117,7 @@ impl<'a> Dispatch<'a> {
         s: &Session<M>,
         payload: impl Payload,
         inputs: (In<i32>, In<f32>, In<u32>),
-        own: InOut<u32>,
+        own: (InOut<u32>, InOut<u32>),
     ) -> Result<(), Aborted> {
         // SAFETY: the precondition of this function.
         let own = unsafe { Own::new(s, self.shape, own)? };
@@ -97,18 +127,28 @@ impl<'a> Dispatch<'a> {
             s.ensure(may_send, ORDER, u64::from(step), 0)?;
             // SAFETY: the precondition of this function.
             let routing = unsafe { Routing::new(s, self.shape, inputs, own)? };
-            routing.run(s)?;
+            if self.shape.flags.has(MoeFlags::REUSE) {
+                routing.reuse(s)?;
+            } else {
+                routing.run(s)?;
+            }
             let tokens = (routing.first, routing.last);
             // SAFETY: the precondition of this function.
             unsafe { payload.prepare(s.block(), &self.shape, &own, tokens) };
             self.agree(s, &own, step)?;
             self.send(s, payload, &own, tokens);
-            self.rows.raise_all(s, ROWS, Team::World);
+            self.rows.raise_present(s, ROWS, Team::World, own.mask());
             step = SENT;
         }
-        if self.shape.flags.has(MoeFlags::RECEIVE) {
+        if self.shape.flags.has(MoeFlags::WAIT) {
             s.ensure(step == SENT, ORDER, u64::from(step), 0)?;
-            self.receive(s, &own)?;
+            let ranks = TimedMask::new(s, own.mask(), self.wait_ns);
+            self.rows.wait_present(s, ROWS, Team::World, ranks)?;
+            step = ARRIVED;
+        }
+        if self.shape.flags.has(MoeFlags::RECEIVE) {
+            s.ensure(step == ARRIVED, ORDER, u64::from(step), 0)?;
+            self.receive(s, payload, &own)?;
             step = DISPATCHED;
         }
         if s.block().is_leader() {
@@ -138,14 +178,15 @@ impl<'a> Dispatch<'a> {
                     return Ok(());
                 }
             }
-            self.rows.raise_all(s, signal, Team::World);
-            let rows = self.rows.wait_all(s, signal, Team::World)?;
+            let mask = own.mask();
+            self.rows.raise_present(s, signal, Team::World, mask);
+            self.rows.wait_present(s, signal, Team::World, mask)?;
             if signal == FITS {
                 s.block().publish();
                 return Ok(());
             }
             if signal == COUNTS {
-                let arrived = Arrived::new(s, self.shape, rows);
+                let arrived = Arrived::new(s, self.shape, &self.rows, mask)?;
                 arrived.check(s)?;
                 self.check_capacity(s, &arrived)?;
             }
@@ -161,7 +202,9 @@ impl<'a> Dispatch<'a> {
         let (me, ranks, blocks) = place_of(s);
         let first = self.shape.announcement(me, block.index() as usize, blocks);
         for rank in block.elements_of_warp(ranks) {
-            if let Some(peer) = s.peer(rank as u32) {
+            if let Some(peer) = s.peer(rank as u32)
+                && !own.mask().has(rank as u32)
+            {
                 let announcement = own.announcement_to_send(s, rank as u32);
                 let to = self.rows.at(peer).slice(first, announcement.len());
                 to.write(s, block.warp(), announcement);
@@ -220,9 +263,13 @@ impl<'a> Dispatch<'a> {
             if slot == NONE {
                 continue;
             }
-            let Some(peer) = s.peer(own.rank(item)) else {
+            let rank = own.rank(item);
+            let Some(peer) = s.peer(rank) else {
                 continue;
             };
+            if own.mask().has(rank) {
+                continue;
+            }
             let token = item / k;
             let packed = own.packed_to_send(token);
             let row = shape.rows(me, ranks, blocks) + slot as usize * shape.row_stride();
@@ -237,21 +284,16 @@ impl<'a> Dispatch<'a> {
         }
     }
 
-    /// Waits for the rows, and writes the results. All lanes of the block together.
+    /// Writes the results, after the rows have arrived. All lanes of the block together.
     #[inline(always)]
     #[track_caller]
-    fn receive<M: Machine>(&self, s: &Session<M>, own: &Own<'_>) -> Result<(), Aborted> {
-        let block = s.block();
-        let (wait_ns, is_timed) = (self.wait_ns, block.index() == 0 && !self.wait_ns.is_empty());
-        let start = if is_timed { arch::clock_ns() } else { 0 };
-        let rows = self.rows.wait_each(s, ROWS, Team::World, move |rank| {
-            if is_timed {
-                let rank = rank.index() as usize;
-                let waited = arch::clock_ns().saturating_sub(start);
-                wait_ns.set(rank, wait_ns.get(rank).wrapping_add(waited));
-            }
-        })?;
-        let arrived = Arrived::new(s, self.shape, rows);
+    fn receive<M: Machine>(
+        &self,
+        s: &Session<M>,
+        payload: impl Payload,
+        own: &Own<'_>,
+    ) -> Result<(), Aborted> {
+        let arrived = Arrived::new(s, self.shape, &self.rows, own.mask())?;
         arrived.check(s)?;
         let layout = self.shape.meta(s.ranks() as usize);
         let local = self.shape.local_experts as usize;
@@ -270,7 +312,7 @@ impl<'a> Dispatch<'a> {
         };
         if self.shape.flags.has(MoeFlags::EXPERT_MAJOR) {
             self.place_experts(s, &arrived, own, &meta)?;
-            self.copy_rows(s, &arrived, own, &meta);
+            self.copy_rows(s, payload, &arrived, own, &meta);
         } else {
             self.describe_ranks(s, &arrived, &meta);
         }
@@ -318,9 +360,16 @@ impl<'a> Dispatch<'a> {
                     meta.tokens_per_expert
                         .set(expert, so_far.wrapping_add(count));
                 }
-                for rank in 0..s.ranks() {
-                    own.bases(rank).set(expert, row);
-                    row = row.wrapping_add(arrived.selections(rank, expert));
+                let mut rank = 0;
+                while rank < s.ranks() {
+                    let counts = arrived.selections_of_ranks(rank, expert);
+                    for i in 0..counts.len() {
+                        if rank + (i as u32) < s.ranks() {
+                            own.bases(rank + i as u32).set(expert, row);
+                        }
+                        row = row.wrapping_add(counts[i]);
+                    }
+                    rank += RANKS_AT_ONCE;
                 }
             }
             start += all;
@@ -357,12 +406,13 @@ impl<'a> Dispatch<'a> {
     fn copy_rows<M: Machine>(
         &self,
         s: &Session<M>,
+        payload: impl Payload,
         arrived: &Arrived<'_>,
         own: &Own<'_>,
         meta: &Description<'_>,
     ) {
         let shape = &self.shape;
-        let (payload, scales) = (shape.payload as usize, shape.scales as usize);
+        let (scales_at, scales) = (shape.payload as usize, shape.scales as usize);
         let warp = s.block().warp();
         for (rank, selection) in arrived.selections_of_warp(s.block()) {
             let (expert, index) = (local_of(selection.place) as usize, selection.index);
@@ -371,15 +421,24 @@ impl<'a> Dispatch<'a> {
                 continue;
             }
             let row = own.bases(rank).get(expert).wrapping_add(index) as usize;
+            if row >= shape.capacity as usize {
+                s.fault(CAPACITY, row as u64, u64::from(shape.capacity));
+                continue; // The announcement has changed since it was checked.
+            }
             let from = selection.row;
-            copy(
-                warp,
-                self.out.slice(row * payload, payload),
-                from.slice(0, payload),
-            );
-            if scales > 0 {
-                let to = self.scales.slice(row * scales, scales);
-                copy(warp, to, from.slice(payload, scales));
+            // SAFETY: the precondition of the kernel; the row is in the window.
+            unsafe { payload.place(warp, shape, from, self.out, row) };
+            if scales > 0 && !shape.flags.has(MoeFlags::DEQUANTIZE) {
+                let from = from.slice(scales_at, scales);
+                let to = self.out.slice(shape.scales_at(), shape.scales_words());
+                if shape.flags.has(MoeFlags::COLUMNS) {
+                    for word in warp.elements_of_group(scales) {
+                        let at = word * shape.scales_column() + row;
+                        to.set(at, from.get(word));
+                    }
+                } else {
+                    copy(warp, to.slice(row * scales, scales), from);
+                }
             }
             if warp.is_leader() {
                 meta.words.set(meta.layout.sources_at + 2 * row, rank);
@@ -468,6 +527,7 @@ impl Own<'_> {
 pub(super) struct Arrived<'a> {
     shape: MoeShape,
     words: Memory<'a, u32>,
+    mask: Mask<'a>,
     me: u32,
     block: usize,
     blocks: usize,
@@ -494,47 +554,39 @@ pub(super) struct Selection<'a> {
 }
 
 impl<'a> Arrived<'a> {
-    /// Wraps this rank's part of the window, after the wait for the rows.
-    #[inline(always)]
-    pub(super) fn new<M: Machine>(
-        s: &Session<M>,
-        shape: MoeShape,
-        rows: Received<'a, u32>,
-    ) -> Self {
-        Self::wrap(s, shape, rows.slice(0, rows.len()))
-    }
-
-    /// Wraps this rank's part of the window, in a launch after the one that has waited.
+    /// Wraps this rank's part of the window, after a wait for the signals of the ranks that the
+    /// mask includes.
     ///
     /// # Errors
     /// [`Aborted`] on all lanes, if the window has been freed.
     #[inline(always)]
-    pub(super) fn local<M: Machine>(
+    pub(super) fn new<M: Machine>(
         s: &Session<M>,
         shape: MoeShape,
         rows: &Window<'a, u32>,
+        mask: Mask<'a>,
     ) -> Result<Self, Aborted> {
-        Ok(Self::wrap(s, shape, rows.local(s)?.elements().as_in()))
-    }
-
-    #[inline(always)]
-    fn wrap<M: Machine>(s: &Session<M>, shape: MoeShape, words: In<'a, u32>) -> Self {
+        let words = rows.local(s)?.elements().as_in();
         let (_, ranks, blocks) = place_of(s);
-        Self {
+        Ok(Self {
             shape,
             // SAFETY: after the wait, honest peers write the words only in the next dispatch; what
             // others write is checked before it is used.
             words: unsafe { Memory::of(words) },
+            mask,
             me: s.rank(),
             block: s.block().index() as usize,
             blocks,
             ranks,
-        }
+        })
     }
 
-    /// Returns a word of the announcement of `rank` for this block.
+    /// Returns a word of the announcement of `rank` for this block; 0 if the rank is masked.
     #[inline(always)]
     fn announced(&self, rank: u32, word: usize) -> u32 {
+        if self.mask.has(rank) {
+            return 0;
+        }
         let first = self
             .shape
             .announcement(rank as usize, self.block, self.blocks);
@@ -573,12 +625,29 @@ impl<'a> Arrived<'a> {
         if count < most { count } else { most }
     }
 
+    /// Returns the numbers of selections of an expert of this rank by the ranks from `first` on,
+    /// and 0 for ranks that do not exist. Their loads are in flight together.
+    #[inline(always)]
+    fn selections_of_ranks(&self, first: u32, expert: usize) -> [u32; RANKS_AT_ONCE as usize] {
+        let mut counts = [0; RANKS_AT_ONCE as usize];
+        for i in 0..RANKS_AT_ONCE {
+            if first + i < self.ranks as u32 {
+                counts[i as usize] = self.selections(first + i, expert);
+            }
+        }
+        counts
+    }
+
     /// Returns the number of selections of an expert of this rank by all ranks.
     #[inline(always)]
     fn selections_of_all(&self, expert: usize) -> u32 {
-        let mut count = 0;
-        for rank in 0..self.ranks {
-            count = self.selections(rank as u32, expert).wrapping_add(count);
+        let (mut rank, mut count) = (0, 0u32);
+        while rank < self.ranks as u32 {
+            let counts = self.selections_of_ranks(rank, expert);
+            for i in 0..counts.len() {
+                count = count.wrapping_add(counts[i]);
+            }
+            rank += RANKS_AT_ONCE;
         }
         count
     }
@@ -634,10 +703,15 @@ impl<'a> Arrived<'a> {
         Selections {
             arrived: self,
             block,
-            rank: 0,
+            next_rank: 0,
+            first_rank: 0,
             first: 0,
+            start: 0,
             items: 0,
             next: 0,
+            rank: 0,
+            slot: 0,
+            k: 0,
             here: 0,
             turn: block.warp_index(),
         }
@@ -653,23 +727,87 @@ impl<'a> Arrived<'a> {
 /// Iterator over the selections that a warp works on. A closure for each selection would hold
 /// references that keep the launch in local memory on AMD.
 ///
-/// Each lane looks at one of as many selections as the warp has lanes, so their loads are in flight
-/// together.
+/// The selections of as many ranks as the warp has lanes are numbered in sequence. Each lane looks
+/// at one of as many selections as the warp has lanes, so their loads are in flight together.
 #[derive(Debug)]
 pub(super) struct Selections<'a, M> {
     arrived: Arrived<'a>,
     block: Block<M>,
-    /// The number of ranks whose rows have been started.
-    rank: u32,
-    /// The first row of the last of them, and the number of its selections.
-    first: usize,
-    items: usize,
+    /// The first rank after those whose selections are numbered, and the first of those.
+    next_rank: u32,
+    first_rank: u32,
+    /// The first row of this lane's rank, and the number of the first of its selections.
+    first: u32,
+    start: u32,
+    /// The selections of all lanes' ranks.
+    items: u32,
     /// The first selection after those that the lanes look at.
-    next: usize,
+    next: u32,
+    /// The selection that this lane looks at: its rank, row, and number among those of the token.
+    rank: u32,
+    slot: u32,
+    k: u32,
     /// The lanes whose selection of this rank's experts has not been visited.
     here: u64,
     /// Selections before the next one of this warp.
     turn: u32,
+}
+
+impl<M: Machine> Selections<'_, M> {
+    /// Numbers the selections of the next ranks. All lanes of the warp together.
+    #[inline(always)]
+    #[track_caller]
+    fn number(&mut self, lane: u32, lanes: u32) {
+        let rank = self.next_rank + lane;
+        let (mut first, mut count) = (0, 0);
+        if (rank as usize) < self.arrived.ranks {
+            (first, count) = self.arrived.of_block(rank);
+        }
+        self.first = first as u32;
+        let items = (count * self.arrived.shape.k()) as u32;
+        (self.start, self.items) = match M::LANES {
+            1 => (0, items),
+            _ => self.block.warp().exclusive_sum(items),
+        };
+        self.first_rank = self.next_rank;
+        self.next_rank += lanes;
+        self.next = 0;
+    }
+
+    /// Looks at the next selections. All lanes of the warp together.
+    #[inline(always)]
+    #[track_caller]
+    fn look(&mut self, lane: u32, lanes: u32) {
+        let position = self.next + lane;
+        self.next += lanes;
+        // The last rank whose first selection is not after the position.
+        let (mut first, mut item) = (self.first, position);
+        self.rank = self.first_rank;
+        if M::LANES != 1 {
+            let warp = self.block.warp();
+            let left = self.arrived.ranks as u32 - self.first_rank;
+            for other in 0..if left < lanes { left } else { lanes } {
+                let start = warp.shuffle(self.start, other);
+                let row = warp.shuffle(self.first, other);
+                if start <= position {
+                    self.rank = self.first_rank + other;
+                    (first, item) = (row, position - start);
+                }
+            }
+        }
+        let k = self.arrived.shape.k() as u32;
+        (self.slot, self.k) = (first + item / k, item % k);
+        let mut is_here = false;
+        if position < self.items {
+            let row = self.arrived.row(self.rank, self.slot as usize);
+            let selection = self.arrived.selection(row, self.k as usize);
+            is_here = self.arrived.is_here(selection.place);
+        }
+        self.here = match M::LANES {
+            1 => u64::from(is_here),
+            _ => self.block.warp().ballot(is_here),
+        };
+    }
 }
 
 impl<'a, M: Machine> Iterator for Selections<'a, M> {
@@ -679,50 +817,46 @@ impl<'a, M: Machine> Iterator for Selections<'a, M> {
     #[inline(always)]
     #[track_caller]
     fn next(&mut self) -> Option<Self::Item> {
-        let k = self.arrived.shape.k();
         let (lane, lanes) = match M::LANES {
             1 => (0, 1),
             _ => {
                 let warp = self.block.warp();
-                (warp.rank() as usize, warp.size() as usize)
+                (warp.rank(), warp.size())
             }
         };
         loop {
             if self.here == 0 && self.next >= self.items {
-                if self.rank as usize >= self.arrived.ranks {
+                if self.next_rank as usize >= self.arrived.ranks {
                     return None;
                 }
-                let (first, count) = self.arrived.of_block(self.rank);
-                (self.first, self.items, self.next) = (first, count * k, 0);
-                self.rank += 1;
+                self.number(lane, lanes);
                 continue;
             }
-            let rank = self.rank - 1;
             if self.here == 0 {
-                let item = self.next + lane;
-                self.next += lanes;
-                let mut is_here = false;
-                if item < self.items {
-                    let row = self.arrived.row(rank, self.first + item / k);
-                    is_here = self
-                        .arrived
-                        .is_here(self.arrived.selection(row, item % k).place);
-                }
-                self.here = match M::LANES {
-                    1 => u64::from(is_here),
-                    _ => self.block.warp().ballot(is_here),
-                };
+                self.look(lane, lanes);
                 continue;
             }
-            let item = self.next - lanes + self.here.trailing_zeros() as usize;
+            let from = self.here.trailing_zeros();
             self.here &= self.here - 1;
             if self.turn > 0 {
                 self.turn -= 1;
                 continue;
             }
             self.turn = self.block.warps() - 1;
-            let (slot, number) = (self.first + item / k, item % k);
-            let selection = self.arrived.selection(self.arrived.row(rank, slot), number);
+            let (rank, slot, k) = match M::LANES {
+                1 => (self.rank, self.slot, self.k),
+                _ => {
+                    let warp = self.block.warp();
+                    (
+                        warp.shuffle(self.rank, from),
+                        warp.shuffle(self.slot, from),
+                        warp.shuffle(self.k, from),
+                    )
+                }
+            };
+            let row = self.arrived.row(rank, slot as usize);
+            let selection = self.arrived.selection(row, k as usize);
+            let slot = slot as usize;
             return Some((rank, Selection { slot, ..selection }));
         }
     }
@@ -740,7 +874,7 @@ fn place_of<M: Machine>(s: &Session<M>) -> (usize, usize, usize) {
 
 /// Copies words with a warp.
 #[inline(always)]
-fn copy<M: Machine>(warp: Warp<M>, to: Out<u32>, from: Memory<u32>) {
+pub(super) fn copy<M: Machine>(warp: Warp<M>, to: Out<u32>, from: Memory<u32>) {
     let words = if to.len() < from.len() {
         to.len()
     } else {

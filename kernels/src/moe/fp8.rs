@@ -7,11 +7,12 @@
 
 use fusewire_device::element::E4m3;
 use fusewire_device::mem;
-use fusewire_device::{Block, Element, Group, In, Machine};
+use fusewire_device::{Block, Element, Group, In, Machine, Out, Warp};
 
 use crate::chunk;
 
-use super::dispatch::Payload;
+use super::dispatch::{Payload, copy};
+use super::memory::Memory;
 use super::routing::Own;
 use super::shape::{GROUP, MoeFlags, MoeShape};
 
@@ -21,6 +22,8 @@ const LARGEST: f32 = 448.0;
 const LEAST: f32 = 1e-4;
 /// Elements of a lane: lanes divide a group.
 const CHUNK: usize = 8;
+/// Elements that a lane converts back at once: 16 bytes of fp8.
+const UNIT: usize = 16;
 /// Lanes of a group.
 const LANES: usize = GROUP / CHUNK;
 
@@ -99,6 +102,81 @@ impl<T: Element<Acc = f32>> Payload for Quantized<'_, T> {
         Self: 'a,
     {
         packed.slice(0, shape.payload as usize)
+    }
+
+    #[inline(always)]
+    unsafe fn place<M: Machine>(
+        self,
+        warp: Warp<M>,
+        shape: &MoeShape,
+        from: Memory<u32>,
+        out: Out<u32>,
+        row: usize,
+    ) {
+        let payload = shape.payload as usize;
+        if !shape.flags.has(MoeFlags::DEQUANTIZE) {
+            let to = out.slice(row * payload, payload);
+            return copy(warp, to, from.slice(0, payload));
+        }
+        let words = payload * size_of::<T>();
+        let to = out.slice(row * words, words);
+        if to.len() < words || from.len() < payload + shape.scales as usize {
+            return; // An error has been recorded.
+        }
+        let row = Received {
+            shape: *shape,
+            from,
+            to: to.as_ptr().cast::<T>(),
+        };
+        if M::LANES == 1 {
+            for group in 0..4 * payload / GROUP {
+                // SAFETY: the row has the group. There is one lane.
+                unsafe { row.dequantize::<M, GROUP>(group * GROUP) };
+            }
+        } else {
+            for unit in warp.elements_of_group(4 * payload / UNIT) {
+                // SAFETY: the row has the elements, each of which goes to one lane. Their addresses
+                // are aligned (precondition), because `UNIT` elements of any type are a multiple
+                // of 16 bytes.
+                unsafe { row.dequantize::<M, UNIT>(unit * UNIT) };
+            }
+        }
+    }
+}
+
+/// A row that has arrived, and the elements to which it is converted.
+struct Received<'a, T> {
+    shape: MoeShape,
+    from: Memory<'a, u32>,
+    to: *mut T,
+}
+
+impl<T: Element<Acc = f32>> Received<'_, T> {
+    /// Converts elements `[at, at + N)` of a group: an element times the scale, rounded.
+    ///
+    /// # Safety
+    /// The row must have the elements, and no other lane may write them. With several lanes, their
+    /// addresses must be aligned to 16 bytes.
+    #[inline(always)]
+    unsafe fn dequantize<M: Machine, const N: usize>(&self, at: usize) {
+        let group = at / GROUP;
+        let scales = self.shape.payload as usize;
+        let scale = if self.shape.flags.has(MoeFlags::UE8M0) {
+            let word = self.from.get(scales + group / 4);
+            let exponent = word >> (group % 4 * 8) & 0xff;
+            f32::from_bits(exponent << 23)
+        } else {
+            f32::from_bits(self.from.get(scales + group))
+        };
+        // SAFETY: the precondition of this function.
+        unsafe {
+            let from = self.from.as_ptr().cast::<E4m3>().add(at);
+            let mut values = chunk::widen(chunk::read::<M, E4m3, N>(from));
+            for i in 0..N {
+                values[i] *= scale;
+            }
+            chunk::write::<M, T, N>(self.to.add(at), chunk::narrow(values));
+        }
     }
 }
 

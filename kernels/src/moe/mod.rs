@@ -35,6 +35,14 @@
 //! sends rows before it has that signal from every rank. So the launch fails on all ranks before
 //! rows move. The last launch's rows are protected as above.
 //!
+//! The half that receives has two parts: one waits, the other interprets what has arrived. With
+//! [`MoeFlags::MASK`], a rank that does not arrive in time is *masked*: from then on, this rank
+//! neither signals nor awaits it, and uses nothing that it has sent. Each block may find other
+//! ranks missing, so the parts are separate launches unless the launch has a single block. All
+//! blocks of the second launch see the same mask, without waiting for each other. Each rank then
+//! writes its results to a region of its own, so that the late writes of a masked rank, of rows and
+//! of results, change nothing that is still in use. The file `mask` has the protocol of the mask.
+//!
 //! Every rank raises its signals to every rank, even if it has no rows for it, and all ranks make
 //! the same calls. So all ranks find the same *step* of the micro-batch, which determines whether
 //! a launch begins with [`ENTRY`].
@@ -44,12 +52,14 @@
 //! | `shape` | sizes, layout of the memory |
 //! | `routing` | slots and indices of the rows |
 //! | `dispatch`, `combine` | the kernels |
-//! | `fp8` | quantization of the payload |
+//! | `fp8` | quantization of the payload, and the reverse |
+//! | `mask` | ranks that are missing |
 //! | `memory` | elements whose number a launch checks once |
 
 mod combine;
 mod dispatch;
 mod fp8;
+mod mask;
 mod memory;
 mod routing;
 mod shape;
@@ -57,6 +67,7 @@ mod shape;
 use fusewire_device::session::Session;
 use fusewire_device::{Aborted, Bf16, Element, F16, In, InOut, Machine, Out, Window, kernel};
 
+pub use self::mask::{ENDED, LATE};
 pub use self::shape::{GROUP, Meta, MoeFlags, MoeShape, NONE, OwnLayout, place};
 
 use self::combine::Combine;
@@ -86,17 +97,23 @@ pub const CAPACITY: u32 = 4;
 pub const ANNOUNCEMENT: u32 = 5;
 /// Failure code: a rank has sent a selection that it has not announced.
 pub const SELECTION_INDEX: u32 = 6;
+/// Failure code: a dispatch reuses the routing of another number of tokens.
+pub const REUSED: u32 = 7;
 
 /// Step of a micro-batch: nothing has been sent.
 const IDLE: u32 = 0;
 /// Step of a micro-batch: dispatch has sent.
 const SENT: u32 = 1;
+/// Step of a micro-batch: the rows have arrived.
+const ARRIVED: u32 = 2;
 /// Step of a micro-batch: dispatch has received.
-const DISPATCHED: u32 = 2;
+const DISPATCHED: u32 = 3;
 /// Step of a micro-batch: combine has sent.
-const RETURNED: u32 = 3;
+const RETURNED: u32 = 4;
+/// Step of a micro-batch: the results have arrived.
+const SUMMABLE: u32 = 5;
 /// Step of a micro-batch: combine has received.
-const COMBINED: u32 = 4;
+const COMBINED: u32 = 6;
 
 /// Sends each token to the ranks of its experts, and receives the tokens for the experts of this
 /// rank.
@@ -106,9 +123,13 @@ const COMBINED: u32 = 4;
 /// [place](place) of each expert. `own` is the memory of the micro-batch that only this rank uses
 /// ([`MoeShape::own`]), `meta` gets the description of the result ([`MoeShape::meta`]), and
 /// `tokens_per_expert` the number of rows of each expert of this rank, added to what it has. In
-/// expert-major order, `out` gets the payload and `scales` the scales; otherwise both stay in the
-/// window, where the code that follows reads them. `wait_ns` gets the nanoseconds from the
-/// start of the wait to the arrival of each rank's rows, added to what it has; it may be empty.
+/// expert-major order, `out` gets the payload and, from [`MoeShape::scales_at`] on, the scales;
+/// otherwise both stay in the window, where the code that follows reads them. `wait_ns` gets the
+/// nanoseconds from the start of the wait to the arrival of each rank's rows, added to what it has;
+/// it may be empty.
+/// `mask` has a word for each rank; [`MoeFlags::MASK`] sets those of missing ranks to
+/// [`LATE`] or [`ENDED`]. With [`MoeFlags::REUSE`], `ids`, `weights` and `placement` are not read,
+/// except for the number of tokens: the selections are those of the last dispatch.
 ///
 /// # Safety
 /// `shape.hidden` must be a multiple of 8, or of [`GROUP`] for fp8, and `shape.payload` the words
@@ -118,11 +139,14 @@ const COMBINED: u32 = 4;
     UNKNOWN_EXPERT = "expert {a} does not exist; there are {b} experts (ids of -1 are not sent)",
     PLACEMENT = "expert {a} has the place {b} (rank << 16 | index), which does not exist or is \
                  that of another expert",
-    ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: dispatch has \
-             received, 3: combine has sent, 4: combine has received), so this half is out of order",
+    ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: rows have arrived, \
+             3: dispatch has received, 4: combine has sent, 5: results have arrived, 6: combine \
+             has received), so this half is out of order",
     CAPACITY = "the experts of this rank have {a} rows, which exceeds the capacity of {b} rows",
     ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
     SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
+    REUSED = "the last routing was of {a} tokens (2^32 - 1: there was none), but a dispatch that \
+              reuses it has {b} tokens",
 ))]
 pub unsafe fn moe_dispatch(
     session: &mut Session<impl Machine>,
@@ -134,9 +158,9 @@ pub unsafe fn moe_dispatch(
     own: InOut<u32>,
     meta: Out<u32>,
     out: Out<u32>,
-    scales: Out<u32>,
     tokens_per_expert: InOut<u64>,
     wait_ns: InOut<u64>,
+    mask: InOut<u32>,
     #[words(5)] shape: MoeShape,
     #[agreed] config: u64,
 ) -> Result<(), Aborted> {
@@ -146,16 +170,16 @@ pub unsafe fn moe_dispatch(
         rows,
         meta,
         out,
-        scales,
         tokens_per_expert,
         wait_ns,
     };
     // SAFETY: the precondition of this function.
-    unsafe { dispatch.run(session, Raw { x }, (ids, weights, placement), own) }
+    unsafe { dispatch.run(session, Raw { x }, (ids, weights, placement), (own, mask)) }
 }
 
 /// Does the same as [`moe_dispatch`], but takes the elements of the tokens as `x` and quantizes
-/// them to fp8 in groups of [`GROUP`] channels.
+/// them to fp8 in groups of [`GROUP`] channels. With [`MoeFlags::DEQUANTIZE`], `out` gets elements
+/// of the type of `x`, and no scales.
 ///
 /// # Safety
 /// As [`moe_dispatch`].
@@ -167,11 +191,14 @@ pub unsafe fn moe_dispatch(
                           sent)",
         PLACEMENT = "expert {a} has the place {b} (rank << 16 | index), which does not exist or \
                      is that of another expert",
-        ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: dispatch has \
-             received, 3: combine has sent, 4: combine has received), so this half is out of order",
+        ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: rows have \
+                 arrived, 3: dispatch has received, 4: combine has sent, 5: results have arrived, \
+                 6: combine has received), so this half is out of order",
         CAPACITY = "the experts of this rank have {a} rows, which exceeds the capacity of {b} rows",
         ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
-    SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
+        SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
+        REUSED = "the last routing was of {a} tokens (2^32 - 1: there was none), but a dispatch \
+                  that reuses it has {b} tokens",
     )
 )]
 pub unsafe fn moe_dispatch_fp8<T: Element<Acc = f32>>(
@@ -184,9 +211,9 @@ pub unsafe fn moe_dispatch_fp8<T: Element<Acc = f32>>(
     own: InOut<u32>,
     meta: Out<u32>,
     out: Out<u32>,
-    scales: Out<u32>,
     tokens_per_expert: InOut<u64>,
     wait_ns: InOut<u64>,
+    mask: InOut<u32>,
     #[words(5)] shape: MoeShape,
     #[agreed] config: u64,
 ) -> Result<(), Aborted> {
@@ -196,12 +223,18 @@ pub unsafe fn moe_dispatch_fp8<T: Element<Acc = f32>>(
         rows,
         meta,
         out,
-        scales,
         tokens_per_expert,
         wait_ns,
     };
     // SAFETY: the precondition of this function.
-    unsafe { dispatch.run(session, Quantized { x }, (ids, weights, placement), own) }
+    unsafe {
+        dispatch.run(
+            session,
+            Quantized { x },
+            (ids, weights, placement),
+            (own, mask),
+        )
+    }
 }
 
 /// Sends the result of each selection to the rank of its token, and adds the results of each token
@@ -210,17 +243,20 @@ pub unsafe fn moe_dispatch_fp8<T: Element<Acc = f32>>(
 ///
 /// `y` has the results: in expert-major order one for each row of the result of [`moe_dispatch`],
 /// otherwise one for each selection of each row. The rows are read in the window. `ids` and
-/// `weights` are those of the dispatch.
+/// `weights` are those of the dispatch. With [`MoeFlags::MASK`], the results of masked ranks are
+/// not added, and `missing` gets a word for each token: bit k is 1 if the result of selection k is
+/// missing.
 ///
 /// # Safety
 /// As [`moe_dispatch`]. `y` may be `out` of the dispatch.
 #[kernel(
     each(T: f32 = f32, f16 = F16, bf16 = Bf16),
     failures(
-        ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: dispatch has \
-             received, 3: combine has sent, 4: combine has received), so this half is out of order",
+        ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: rows have \
+                 arrived, 3: dispatch has received, 4: combine has sent, 5: results have arrived, \
+                 6: combine has received), so this half is out of order",
         ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
-    SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
+        SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
     )
 )]
 pub unsafe fn moe_combine<T: Element<Acc = f32>>(
@@ -231,7 +267,9 @@ pub unsafe fn moe_combine<T: Element<Acc = f32>>(
     ids: In<i32>,
     weights: In<f32>,
     own: InOut<u32>,
+    mask: InOut<u32>,
     out: Out<T>,
+    missing: Out<u32>,
     #[words(5)] shape: MoeShape,
     #[agreed] config: u64,
 ) -> Result<(), Aborted> {
@@ -244,7 +282,8 @@ pub unsafe fn moe_combine<T: Element<Acc = f32>>(
         ids,
         weights,
         out,
+        missing,
     };
     // SAFETY: the precondition of this function.
-    unsafe { combine.run(session, own) }
+    unsafe { combine.run(session, (own, mask)) }
 }

@@ -8,12 +8,13 @@ use fusewire_device::group::slice;
 use fusewire_device::session::{Aborted, Session, Unvoted};
 use fusewire_device::{Block, Group, In, InOut, Machine};
 
+use super::mask::Mask;
 use super::memory::Memory;
 use super::shape::{
     ANNOUNCED, COUNTERS_AT, HEADER, MoeShape, NONE, OwnLayout, SEGMENTS, SELECTION, local_of,
     rank_of,
 };
-use super::{PLACEMENT, UNKNOWN_EXPERT};
+use super::{PLACEMENT, REUSED, UNKNOWN_EXPERT};
 
 /// The memory that only this rank uses, as a block sees it.
 #[derive(Clone, Copy, Debug)]
@@ -23,31 +24,44 @@ pub(super) struct Own<'a> {
     argument: InOut<'a, u32>,
     words: Memory<'a, u32>,
     block: Memory<'a, u32>,
+    mask: Mask<'a>,
 }
 
 impl<'a> Own<'a> {
-    /// Wraps the words of the rank.
+    /// Wraps the words of the rank, and those of its mask.
     ///
     /// # Safety
-    /// During the launch, nothing else may access the words.
+    /// During the launch, nothing else may access the words. Other launches of the communicator
+    /// may access the mask.
     #[inline(always)]
     pub(super) unsafe fn new<M: Machine>(
         s: &Session<M>,
         shape: MoeShape,
-        argument: InOut<'a, u32>,
+        (argument, mask): (InOut<'a, u32>, InOut<'a, u32>),
     ) -> Result<Self, Aborted> {
         let block = s.block();
         let layout = shape.own(s.ranks() as usize, block.count() as usize);
         // SAFETY: the precondition of this function. Barriers order the lanes of a block; blocks
         // have separate parts.
         let words = unsafe { Memory::updated(s, argument, layout.words)? };
+        let first = block.index() as usize * layout.block;
+        let copy = words.slice(first + layout.mask_at, s.ranks() as usize);
+        // SAFETY: the precondition of this function.
+        let mask = unsafe { Mask::new(s, shape, mask, copy)? };
         Ok(Self {
             shape,
             layout,
             argument,
             words,
-            block: words.slice(block.index() as usize * layout.block, layout.block),
+            block: words.slice(first, layout.block),
+            mask,
         })
+    }
+
+    /// Returns the mask of the missing ranks.
+    #[inline(always)]
+    pub(super) fn mask(&self) -> Mask<'a> {
+        self.mask
     }
 
     /// Returns the step of the block.
@@ -60,6 +74,12 @@ impl<'a> Own<'a> {
     #[inline(always)]
     pub(super) fn set_step(&self, step: u32) {
         self.block.set(0, step);
+    }
+
+    /// Returns the number of tokens of the last routing plus 1, or 0 if there was none.
+    #[inline(always)]
+    fn routed(&self) -> u32 {
+        self.block.get(1)
     }
 
     /// Returns the counters of a warp; those after the last warp's have the sums.
@@ -226,6 +246,19 @@ impl<'a> Routing<'a> {
         rank_of(place) < s.ranks() && local_of(place) < self.shape.local_experts
     }
 
+    /// Uses what the last launch has computed. All lanes of the block together.
+    ///
+    /// # Errors
+    /// [`Aborted`] if it had another number of tokens.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) fn reuse<M: Machine>(&self, s: &Session<M>) -> Result<(), Aborted> {
+        let routed = self.own.routed();
+        let tokens = routed.wrapping_sub(1);
+        let is_same = routed != 0 && tokens as usize == self.tokens;
+        s.ensure(is_same, REUSED, u64::from(tokens), self.tokens as u64)
+    }
+
     /// Returns the counter of the rows for `rank` in a segment of the tokens.
     #[inline(always)]
     fn rows<M: Machine>(&self, s: &Session<M>, segment: usize, rank: u32) -> usize {
@@ -277,7 +310,11 @@ impl<'a> Routing<'a> {
         self.announce(s, sums);
         s.vote(Unvoted::new(()))?;
         self.check_places(s);
-        s.vote(Unvoted::new(()))
+        s.vote(Unvoted::new(()))?;
+        if block.is_leader() {
+            own.block.set(1, self.tokens as u32 + 1);
+        }
+        Ok(())
     }
 
     /// Returns the selections of this warp.
@@ -313,9 +350,10 @@ impl<'a> Routing<'a> {
                 false => NONE,
             };
             let (mut expert, mut row) = (NONE, NONE);
+            let is_first = self.is_first(s, item, item - lane, place);
             if place != NONE {
                 expert = self.ids.get(item) as u32;
-                if self.is_first(s, item, rank_of(place)) {
+                if is_first {
                     let segment =
                         usize::from(token >= self.first) + usize::from(token >= self.last);
                     row = self.rows(s, segment, rank_of(place)) as u32;
@@ -335,22 +373,38 @@ impl<'a> Routing<'a> {
         }
     }
 
-    /// Returns true if no earlier selection of the token is on `rank`.
+    /// Returns true if no earlier selection of the token is on the rank of `place`. The lanes of
+    /// the warp have the selections from `start` on. All lanes of the warp together.
     #[inline(always)]
-    fn is_first<M: Machine>(&self, s: &Session<M>, item: usize, rank: u32) -> bool {
-        let mut before = item / self.shape.k() * self.shape.k();
-        while before < item {
+    #[track_caller]
+    fn is_first<M: Machine>(&self, s: &Session<M>, item: usize, start: usize, place: u32) -> bool {
+        let k = self.shape.k();
+        let token = item / k;
+        let mut is_first = true;
+        if M::LANES != 1 {
+            let warp = s.block().warp();
+            let key = match place {
+                NONE => NONE,
+                place => ((token - start / k) as u32) << 16 | rank_of(place),
+            };
+            let below = (1 << warp.rank()) - 1;
+            is_first = warp.match_any(key) & below == 0;
+        }
+        // The selections of the token that are not those of lanes.
+        let end = if M::LANES == 1 { item } else { start };
+        let mut before = token * k;
+        while before < end && place != NONE {
             // An expert that does not exist has no place.
             let id = self.ids.get(before);
             if id >= 0 && (id as usize) < self.placement.len() {
-                let place = self.placement.get(id as usize);
-                if rank_of(place) == rank && self.is_valid(s, place) {
+                let other = self.placement.get(id as usize);
+                if rank_of(other) == rank_of(place) && self.is_valid(s, other) {
                     return false;
                 }
             }
             before += 1;
         }
-        true
+        is_first
     }
 
     /// Adds the counts of the warps before to the indices and slots of this block's tokens.

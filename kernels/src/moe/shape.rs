@@ -28,21 +28,37 @@ pub struct MoeFlags(pub u32);
 impl MoeFlags {
     /// Runs the half that sends.
     pub const SEND: Self = Self(1);
-    /// Runs the half that receives.
+    /// Runs the second part of the half that receives: interprets what has arrived.
     pub const RECEIVE: Self = Self(2);
     /// Rows are copied to their experts; otherwise they stay where they have arrived.
     pub const EXPERT_MAJOR: Self = Self(4);
     /// Scales of fp8 are the exponents of powers of two.
     pub const UE8M0: Self = Self(8);
-
     /// More rows may arrive than the capacity, so no rank sends rows before all ranks know that
     /// theirs fit. Only in expert-major order.
     pub const BOUNDED: Self = Self(16);
+    /// Runs the first part of the half that receives: waits for the other ranks.
+    pub const WAIT: Self = Self(32);
+    /// Ranks that do not arrive are masked. If the launch has several blocks, it must not have both
+    /// [`MoeFlags::WAIT`] and [`MoeFlags::RECEIVE`].
+    pub const MASK: Self = Self(64);
+    /// Dispatch sends to the same experts as the last dispatch.
+    pub const REUSE: Self = Self(128);
+    /// In expert-major order, the scales have a column for each word of the scales of a row.
+    pub const COLUMNS: Self = Self(256);
+    /// In expert-major order, rows are converted from fp8 to the type of the tokens.
+    pub const DEQUANTIZE: Self = Self(512);
 
     /// Returns the flags of both sets.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// Returns the flags of this set that `other` does not have.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     /// Returns true if the set has all flags of `other`.
@@ -173,6 +189,50 @@ impl MoeShape {
         }
     }
 
+    /// Returns the word of a result in expert-major order at which the scales begin, after the
+    /// payload of all rows. Only if rows are not converted from fp8.
+    #[inline(always)]
+    pub const fn scales_at(&self) -> usize {
+        ceil(self.capacity as usize * self.payload as usize, LINE)
+    }
+
+    /// Returns the words of the scales in expert-major order.
+    #[inline(always)]
+    pub const fn scales_words(&self) -> usize {
+        let rows = if self.flags.has(MoeFlags::COLUMNS) {
+            self.scales_column()
+        } else {
+            self.capacity as usize
+        };
+        rows * self.scales as usize
+    }
+
+    /// Returns the words from a column of the scales to the next, with [`MoeFlags::COLUMNS`]: a
+    /// multiple of 16 bytes, as tensor maps need it.
+    #[inline(always)]
+    pub const fn scales_column(&self) -> usize {
+        ceil(self.capacity as usize, 4)
+    }
+
+    /// Returns the number of results at a rank that one rank can write: all of them, unless each
+    /// rank has a region of its own.
+    #[inline(always)]
+    pub const fn results_of_rank(&self) -> usize {
+        self.max_tokens as usize * self.k()
+    }
+
+    /// Returns the number of results in a rank's part of the window of results. With
+    /// [`MoeFlags::MASK`], each rank has a region of its own, so that late writes of a masked rank
+    /// do not overwrite the results of others.
+    pub const fn window_results(&self, ranks: usize) -> usize {
+        let regions = if self.flags.has(MoeFlags::MASK) {
+            ranks
+        } else {
+            1
+        };
+        regions * self.results_of_rank()
+    }
+
     /// Returns the layout of the description of the result.
     #[inline(always)]
     pub const fn meta(&self, ranks: usize) -> Meta {
@@ -208,7 +268,8 @@ impl MoeShape {
         let announced = ceil(self.announcement_words(), LINE);
         let inverse_at = announced_at + ranks * announced;
         let bases_at = inverse_at + ceil(local, LINE);
-        let block = bases_at + ceil(local, LINE);
+        let mask_at = bases_at + ceil(local, LINE);
+        let block = mask_at + ceil(ranks, LINE);
         let slots_at = blocks * block;
         let packed_at = slots_at + ceil(self.max_tokens as usize * self.k(), LINE);
         OwnLayout {
@@ -217,6 +278,7 @@ impl MoeShape {
             announced,
             inverse_at,
             bases_at,
+            mask_at,
             block,
             slots_at,
             packed_at,
@@ -255,9 +317,10 @@ pub(crate) const SEGMENTS: usize = 3;
 
 /// Layout of the memory that only a rank itself uses, in words.
 ///
-/// For each block: its step, the counters of each warp and their sums, the announcements for the
-/// ranks, the expert of each place, and the first row of each (rank, expert). For all blocks: the
-/// slot of each selection, and the rows of the tokens.
+/// For each block: its step and the number of tokens of the last routing, the counters of each warp
+/// and their sums, the announcements for the ranks, the expert of each place, the first row of each
+/// (rank, expert), and the block's copy of the mask. For all blocks: the slot of each selection,
+/// and the rows of the tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnLayout {
     /// Counters of a warp.
@@ -270,6 +333,8 @@ pub struct OwnLayout {
     pub(crate) inverse_at: usize,
     /// First word of the first rows.
     pub(crate) bases_at: usize,
+    /// First word of the block's copy of the mask.
+    pub(crate) mask_at: usize,
     /// Words of a block.
     pub(crate) block: usize,
     /// First word of the slots.

@@ -1,5 +1,7 @@
 //! Configuration of a mixture of experts, and its checks.
 
+use core::time::Duration;
+
 use fusewire_device::DType;
 use fusewire_kernels::moe::{GROUP, MoeFlags, MoeShape};
 
@@ -33,8 +35,63 @@ pub enum MoeScales {
     #[default]
     F32,
     /// The exponent of a power of two, with a bias of 127, in a byte (UE8M0): the scale is rounded
-    /// up. Infinities make all 128 elements NaN.
+    /// up, and an element is `x / scale`. Infinities make all 128 elements NaN.
     Ue8m0,
+}
+
+/// Order of the scales of fp8 in expert-major order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MoeScalesLayout {
+    /// The scales of a row are contiguous.
+    #[default]
+    RowMajor,
+    /// The scales of the same 128 channels of all rows are contiguous, and columns start at
+    /// multiples of 16 bytes, as tensor maps need it. UE8M0 scales are u32, with those of 512
+    /// channels of a row, the first in the lowest byte.
+    ColumnMajor,
+}
+
+/// Type of the rows that a rank receives, if they are sent in fp8.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MoeReceived {
+    /// The form in which the rows are sent.
+    #[default]
+    AsSent,
+    /// The input's type, in expert-major order: the product of the fp8 element and its scale in
+    /// f32, rounded to the type. There are no scales.
+    Dequantized,
+}
+
+/// Consequence of a rank that does not send in time, or whose process has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MissingRanks {
+    /// The communicator fails on all ranks.
+    #[default]
+    Fail,
+    /// This rank masks the missing rank, and continues without it ([`Moe::mask`]).
+    ///
+    /// From then on, this rank neither sends to the masked rank nor waits for it. The tokens of
+    /// the masked rank are missing from what dispatch receives, and the results of its experts are
+    /// missing from the sums of combine, which [`MicroBatch::missing`] reports; weights are not
+    /// changed. Each rank masks by itself, so a slow rank may be masked by some ranks only. Rows
+    /// and results that a masked rank still writes are ignored. A mask lasts as long as the
+    /// [`Moe`].
+    ///
+    /// A rank is late after the timeout ([`MoeConfig::timeout`]). A rank that itself waits for a
+    /// missing rank has up to four times as long.
+    ///
+    /// All other failures, and all other operations of the communicator, fail as always: an
+    /// `all_reduce` with a dead rank fails the communicator, and so does a failure of a masked
+    /// rank. Needs ranks that reach each other by load and store. The window of results has a
+    /// region for each rank, so it is larger by the factor of their number.
+    ///
+    /// [`Moe`]: super::Moe
+    /// [`Moe::mask`]: super::Moe::mask
+    /// [`MicroBatch::missing`]: super::MicroBatch::missing
+    Mask,
 }
 
 /// Order of the rows that a rank receives.
@@ -69,6 +126,10 @@ pub struct MoeConfig {
     pub input: DType,
     /// Form in which tokens are sent.
     pub payload: MoePayload,
+    /// Order of the scales, if tokens are sent in fp8.
+    pub scales_layout: MoeScalesLayout,
+    /// Type of the rows that a rank receives, if tokens are sent in fp8.
+    pub received: MoeReceived,
     /// Order of the rows that a rank receives.
     pub layout: MoeLayout,
     /// In expert-major order, the rows of each expert start at a multiple of this number, such as
@@ -83,6 +144,13 @@ pub struct MoeConfig {
     ///
     /// [`Options::blocks`]: field@crate::Options::blocks
     pub blocks: u32,
+    /// Consequence of a rank that does not send in time, or whose process has ended.
+    pub missing_ranks: MissingRanks,
+    /// Timeout of each wait for another rank. `None` (default) selects the communicator's
+    /// ([`Options::timeout`]).
+    ///
+    /// [`Options::timeout`]: field@crate::Options::timeout
+    pub timeout: Option<Duration>,
 }
 
 impl MoeConfig {
@@ -96,11 +164,15 @@ impl MoeConfig {
             capacity: None,
             input: DType::Bf16,
             payload: MoePayload::Same,
+            scales_layout: MoeScalesLayout::RowMajor,
+            received: MoeReceived::AsSent,
             layout: MoeLayout::ExpertMajor,
             alignment: 1,
             in_flight: 1,
             local_experts: None,
             blocks: 0,
+            missing_ranks: MissingRanks::Fail,
+            timeout: None,
         }
     }
 
@@ -122,6 +194,20 @@ impl MoeConfig {
     #[must_use]
     pub fn payload(mut self, payload: MoePayload) -> Self {
         self.payload = payload;
+        self
+    }
+
+    /// Sets the order of the scales.
+    #[must_use]
+    pub fn scales_layout(mut self, layout: MoeScalesLayout) -> Self {
+        self.scales_layout = layout;
+        self
+    }
+
+    /// Sets the type of the rows that a rank receives.
+    #[must_use]
+    pub fn received(mut self, received: MoeReceived) -> Self {
+        self.received = received;
         self
     }
 
@@ -160,8 +246,22 @@ impl MoeConfig {
         self
     }
 
+    /// Sets the consequence of missing ranks.
+    #[must_use]
+    pub fn missing_ranks(mut self, missing: MissingRanks) -> Self {
+        self.missing_ranks = missing;
+        self
+    }
+
+    /// Sets the timeout of each wait for another rank.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
     /// Returns the words that must be equal on all ranks.
-    pub(super) fn words(&self) -> [u64; 12] {
+    pub(super) fn words(&self) -> [u64; 16] {
         let payload = match self.payload {
             MoePayload::Same => 0,
             MoePayload::Fp8(MoeScales::F32) => 1,
@@ -180,6 +280,10 @@ impl MoeConfig {
             self.in_flight as u64,
             self.local_experts.map_or(u64::MAX, u64::from),
             u64::from(self.blocks),
+            u64::from(self.scales_layout == MoeScalesLayout::ColumnMajor),
+            u64::from(self.received == MoeReceived::Dequantized),
+            u64::from(self.missing_ranks == MissingRanks::Mask),
+            self.timeout.map_or(u64::MAX, |time| time.as_nanos() as u64),
         ]
     }
 
@@ -195,21 +299,34 @@ impl MoeConfig {
             "fp8 with UE8M0 scales",
         ];
         let layout = ["expert-major", "rank-major"];
+        let scales = [", row-major scales", ", column-major scales"];
+        let received = ["", ", dequantized"];
+        let missing = ["fail", "are masked"];
+        let chosen = |names: &[&'static str], word: usize| {
+            names.get(words[word] as usize).copied().unwrap_or("?")
+        };
+        let form = match words[6] {
+            0 => String::new(),
+            _ => format!("{}{}", chosen(&scales, 12), chosen(&received, 13)),
+        };
         format!(
-            "{} experts, top {}, hidden {}, {} tokens, capacity {}, {} in {}, {} rows aligned to \
-             {}, {} micro-batches, {} local experts, {} blocks",
+            "{} experts, top {}, hidden {}, {} tokens, capacity {}, {} in {}{form}, {} rows \
+             aligned to {}, {} micro-batches, {} local experts, {} blocks, missing ranks {}, \
+             timeout {} ns",
             words[0],
             words[1],
             words[2],
             words[3],
             optional(words[4]),
             DType::from_code(words[5] as u8).map_or("?", DType::name),
-            payload.get(words[6] as usize).unwrap_or(&"?"),
-            layout.get(words[7] as usize).unwrap_or(&"?"),
+            chosen(&payload, 6),
+            chosen(&layout, 7),
             words[8],
             words[9],
             optional(words[10]),
             words[11],
+            chosen(&missing, 14),
+            optional(words[15]),
         )
     }
 
@@ -251,11 +368,36 @@ impl MoeConfig {
                 "{hidden} elements of a token; must be a multiple of {unit}, at most 2^20"
             ));
         }
+        let is_fp8 = matches!(self.payload, MoePayload::Fp8(_));
+        let is_expert_major = self.layout == MoeLayout::ExpertMajor;
+        for (is_set, what) in [
+            (
+                self.scales_layout == MoeScalesLayout::ColumnMajor,
+                "column-major scales",
+            ),
+            (
+                self.received == MoeReceived::Dequantized,
+                "dequantized rows",
+            ),
+        ] {
+            if is_set && !(is_fp8 && is_expert_major) {
+                return refuse(format!(
+                    "{what} need fp8 payload and expert-major order, in which dispatch copies rows"
+                ));
+            }
+        }
         if !(1..=2).contains(&self.in_flight) {
             return refuse(format!(
                 "{} micro-batches; the number must be 1 or 2",
                 self.in_flight
             ));
+        }
+        if self.missing_ranks == MissingRanks::Mask && comm.inner.executor.is_split() {
+            return refuse(
+                "missing ranks can be masked only if all ranks reach each other by load and \
+                 store; this communicator uses a network"
+                    .to_owned(),
+            );
         }
         let ranks = comm.size();
         let local_experts = self.local_experts.unwrap_or(experts.div_ceil(ranks));
@@ -301,6 +443,22 @@ impl MoeConfig {
             MoeLayout::ExpertMajor => MoeFlags::EXPERT_MAJOR,
             MoeLayout::RankMajor => MoeFlags::default(),
         };
+        let mut flags = form.with(layout);
+        for (is_set, flag) in [
+            (
+                self.scales_layout == MoeScalesLayout::ColumnMajor,
+                MoeFlags::COLUMNS,
+            ),
+            (
+                self.received == MoeReceived::Dequantized,
+                MoeFlags::DEQUANTIZE,
+            ),
+            (self.missing_ranks == MissingRanks::Mask, MoeFlags::MASK),
+        ] {
+            if is_set {
+                flags = flags.with(flag);
+            }
+        }
         let shape = MoeShape {
             experts,
             top_k,
@@ -311,16 +469,29 @@ impl MoeConfig {
             scales: scales as u32,
             capacity: capacity as u32,
             alignment: alignment as u32,
-            flags: form.with(layout),
+            flags,
         };
         Ok((shape, blocks))
     }
 
-    /// Returns the type of the payload.
-    pub(super) fn payload_type(&self) -> DType {
+    /// Returns the type of the rows that a rank receives.
+    pub(super) fn received_type(&self) -> DType {
         match self.payload {
-            MoePayload::Same => self.input,
-            MoePayload::Fp8(_) => DType::E4m3,
+            MoePayload::Fp8(_) if self.received == MoeReceived::AsSent => DType::E4m3,
+            _ => self.input,
+        }
+    }
+
+    /// Returns the type of the scales that a rank receives, and their number in a word of 4 bytes.
+    pub(super) fn scales_type(&self) -> Option<(DType, usize)> {
+        match self.payload {
+            _ if self.received == MoeReceived::Dequantized => None,
+            MoePayload::Same => None,
+            MoePayload::Fp8(MoeScales::F32) => Some((DType::F32, 1)),
+            MoePayload::Fp8(MoeScales::Ue8m0) => match self.scales_layout {
+                MoeScalesLayout::RowMajor => Some((DType::U8, 4)),
+                MoeScalesLayout::ColumnMajor => Some((DType::U32, 1)),
+            },
         }
     }
 }

@@ -6,15 +6,18 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use fusewire_device::DType;
-use fusewire_device::native::Buffer;
+use fusewire_device::native::{Buffer, KernelArguments};
 use fusewire_kernels::moe::{
     MOE_COMBINE_BF16, MOE_COMBINE_F16, MOE_COMBINE_F32, MOE_DISPATCH, MOE_DISPATCH_FP8_BF16,
     MOE_DISPATCH_FP8_F16, MOE_DISPATCH_FP8_F32, Meta, MoeCombine, MoeDispatch, MoeDispatchFp8,
     MoeFlags, MoeShape, place,
 };
 
-pub use self::config::{MoeConfig, MoeLayout, MoePayload, MoeScales};
+pub use self::config::{
+    MissingRanks, MoeConfig, MoeLayout, MoePayload, MoeReceived, MoeScales, MoeScalesLayout,
+};
 use super::Communicator;
+use super::kernel::KernelLaunch;
 use super::rma::{Window, WindowOptions};
 use super::submit::invalid;
 use crate::Result;
@@ -34,7 +37,8 @@ pub struct MoeInfo {
     pub results: usize,
     /// Elements from one row of [`Dispatched::x`] to the next.
     pub x_stride: usize,
-    /// Elements from the scales of one row to those of the next; 0 without scales.
+    /// Elements from the scales of one row to those of the next, or from one column to the next
+    /// ([`MoeScalesLayout::ColumnMajor`]); 0 without scales.
     pub scales_stride: usize,
     /// Maximum number of experts of a rank.
     pub local_experts: u32,
@@ -69,7 +73,8 @@ pub struct MoeInfo {
 pub struct Dispatched {
     /// Rows of `hidden` elements, [`MoeInfo::x_stride`] apart; in the input's type, or E4M3.
     pub x: Tensor,
-    /// The scales of each row, [`MoeInfo::scales_stride`] apart: f32, or u8 for UE8M0.
+    /// The scales of each row, or of each column ([`MoeScalesLayout`]), [`MoeInfo::scales_stride`]
+    /// apart: f32, or u8 or u32 for UE8M0.
     pub scales: Option<Tensor>,
     /// Numbers of rows; u32.
     pub counts: Tensor,
@@ -95,9 +100,10 @@ struct Batch {
     results: Window,
     own: Tensor,
     meta: Tensor,
-    /// Rows in expert-major order; otherwise the window, which the launch writes.
+    /// Rows and their scales, as words, in expert-major order; otherwise the window, which the
+    /// launch writes.
     out: Tensor,
-    scales: Tensor,
+    missing: Tensor,
     /// Tensor without elements, for the arguments that a half does not use.
     none: Tensor,
     /// Number of dispatches so far. Combining an earlier one would use wrong weights.
@@ -164,6 +170,7 @@ struct Shared {
     placement: Tensor,
     tokens_per_expert: Tensor,
     wait_ns: Tensor,
+    mask: Tensor,
     batches: Vec<Arc<Batch>>,
 }
 
@@ -200,10 +207,14 @@ impl Moe {
             .collect();
         let rows = shape.result_rows(ranks);
         let is_expert_major = config.layout == MoeLayout::ExpertMajor;
-        let (row, scale) = if is_expert_major {
-            (shape.payload as usize, shape.scales as usize)
-        } else {
-            (shape.row_stride(), shape.row_stride())
+        let x_stride = match is_expert_major {
+            true => config.hidden,
+            false => 4 * shape.row_stride() / config.received_type().size(),
+        };
+        let scale_words = match config.scales_layout {
+            MoeScalesLayout::ColumnMajor => shape.scales_column(),
+            MoeScalesLayout::RowMajor if is_expert_major => shape.scales as usize,
+            MoeScalesLayout::RowMajor => shape.row_stride(),
         };
         let info = MoeInfo {
             rows,
@@ -212,12 +223,10 @@ impl Moe {
             } else {
                 rows * shape.k()
             },
-            x_stride: 4 * row / config.payload_type().size(),
-            scales_stride: match config.payload {
-                MoePayload::Same => 0,
-                MoePayload::Fp8(MoeScales::F32) => scale,
-                MoePayload::Fp8(MoeScales::Ue8m0) => 4 * scale,
-            },
+            x_stride,
+            scales_stride: config
+                .scales_type()
+                .map_or(0, |(_, each)| each * scale_words),
             local_experts: shape.local_experts,
             blocks,
             row_bytes: 4 * shape.row_words(),
@@ -236,11 +245,12 @@ impl Moe {
                 comm.tensor_from(&places)?,
                 comm.tensor(DType::U64, shape.local_experts as usize)?,
                 comm.tensor(DType::U64, ranks)?,
+                comm.tensor(DType::U32, ranks)?,
             ))
         };
         let outside = comm.outside_capture()?;
         let local = outside.host_call(NAME).agreed(local())?;
-        let (memories, placement, tokens_per_expert, wait_ns) = local;
+        let (memories, placement, tokens_per_expert, wait_ns, mask) = local;
         let mut batches: Vec<Arc<Batch>> = Vec::new();
         for memory in memories {
             match Batch::new(comm, config, &shape, blocks, batches.len(), memory) {
@@ -260,6 +270,7 @@ impl Moe {
             placement,
             tokens_per_expert,
             wait_ns,
+            mask,
             config: config.clone(),
             shape,
             info,
@@ -353,6 +364,22 @@ impl Moe {
         self.first().dispatch_send(x, ids, weights)
     }
 
+    /// Runs [`MicroBatch::redispatch`] of the micro-batch that `previous` belongs to.
+    ///
+    /// # Errors
+    /// As [`MicroBatch::redispatch`].
+    pub fn redispatch(&self, x: &Tensor, previous: &Dispatched) -> Result<Dispatched> {
+        self.of(previous)?.redispatch(x, previous)
+    }
+
+    /// Runs [`MicroBatch::redispatch_send`] of the micro-batch that `previous` belongs to.
+    ///
+    /// # Errors
+    /// As [`MicroBatch::redispatch`].
+    pub fn redispatch_send(&self, x: &Tensor, previous: &Dispatched) -> Result<Dispatched> {
+        self.of(previous)?.redispatch_send(x, previous)
+    }
+
     /// Runs [`MicroBatch::dispatch_receive`] of the micro-batch that `dispatched` belongs to.
     ///
     /// # Errors
@@ -438,8 +465,22 @@ impl Moe {
         &self.shared.wait_ns
     }
 
-    /// Frees the memory that the peers can write. All ranks must call this together. Memory that is
-    /// not freed lives as long as the communicator.
+    /// Returns the ranks that this rank has masked ([`MissingRanks::Mask`]): u32 for each rank, 0
+    /// if it takes part, 1 if it was late, 2 if its process had ended. Kernels and programs may
+    /// read it after any operation, but must not write it: a rank that was masked can take part
+    /// again only in a new `Moe` of a new communicator.
+    pub fn mask(&self) -> &Tensor {
+        &self.shared.mask
+    }
+
+    /// Returns [`MicroBatch::missing`] of micro-batch 0.
+    pub fn missing(&self) -> &Tensor {
+        &self.shared.batches[0].missing
+    }
+
+    /// Frees the memory that the peers can write. All ranks must call this together, so a
+    /// communicator with a dead rank cannot. Memory that is not freed lives as long as the
+    /// communicator.
     ///
     /// # Errors
     /// The communicator's failure, if it has failed. The memory is then not freed.
@@ -477,6 +518,16 @@ impl Moe {
             ));
         }
         Ok(())
+    }
+
+    /// Begins a launch of a kernel.
+    fn launch<A: KernelArguments>(&self, arguments: A) -> KernelLaunch<'_, A> {
+        let Shared { config, info, .. } = &*self.shared;
+        let launch = self.comm.kernel(arguments).blocks(info.blocks);
+        match config.timeout {
+            Some(timeout) => launch.timeout(timeout),
+            None => launch,
+        }
     }
 
     /// Returns the shape of a launch.
@@ -519,11 +570,12 @@ impl Moe {
         {
             return refuse(other, name);
         }
-        // Combine writes none of these, but reads some.
-        let own = [batch.rows.tensor(), &batch.out, &batch.scales, &batch.meta];
-        let statistics = [&self.shared.tokens_per_expert, &self.shared.wait_ns];
+        // Combine reads some of these, and writes `missing`.
+        let own = [batch.rows.tensor(), &batch.out, &batch.meta];
+        let shared = &*self.shared;
+        let statistics = [&shared.tokens_per_expert, &shared.wait_ns];
         let own = own.into_iter().chain(statistics);
-        let own = own.chain([&self.shared.placement]);
+        let own = own.chain([&shared.placement, &shared.mask, &batch.missing]);
         let is_dispatch = written.is_none();
         for (name, tensor) in written.iter().chain(read.iter().filter(|_| is_dispatch)) {
             if own.clone().any(|own| overlap(own, tensor)) {
@@ -534,8 +586,10 @@ impl Moe {
     }
 }
 
+/// The half that receives.
+const RECEIVE: MoeFlags = MoeFlags::WAIT.with(MoeFlags::RECEIVE);
 /// Both halves of an operation.
-const BOTH: MoeFlags = MoeFlags::SEND.with(MoeFlags::RECEIVE);
+const BOTH: MoeFlags = MoeFlags::SEND.with(RECEIVE);
 
 impl MicroBatch {
     /// Sends each token to the ranks of its experts, and receives the tokens for the experts of
@@ -566,13 +620,47 @@ impl MicroBatch {
         Ok(dispatched)
     }
 
+    /// Dispatches other tokens to the same experts: does what [`MicroBatch::dispatch`] does with
+    /// the ids and weights of `previous`, which must be the last dispatch of this micro-batch,
+    /// without reading the ids and counting them again. The experts are on the ranks on which they
+    /// were for `previous`, and [`Dispatched::weights`] has its weights. All ranks must call this
+    /// together. When the launch or a replay of it runs, the last dispatch of the micro-batch on
+    /// the device must have had the same ids and weights; otherwise the sums of combine are wrong.
+    ///
+    /// # Errors
+    /// As [`MicroBatch::dispatch`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+    /// if `previous` is not the last dispatch of this micro-batch. The launch fails if the last one
+    /// on the device, such as one of another graph, had another number of tokens.
+    pub fn redispatch(&self, x: &Tensor, previous: &Dispatched) -> Result<Dispatched> {
+        let dispatched = self.redispatched(x, previous)?;
+        self.launch_dispatch(BOTH.with(MoeFlags::REUSE), Some(x), &dispatched)?;
+        Ok(dispatched)
+    }
+
+    /// Runs the sending half of [`MicroBatch::redispatch`].
+    ///
+    /// # Errors
+    /// As [`MicroBatch::redispatch`].
+    pub fn redispatch_send(&self, x: &Tensor, previous: &Dispatched) -> Result<Dispatched> {
+        let dispatched = self.redispatched(x, previous)?;
+        let halves = MoeFlags::SEND.with(MoeFlags::REUSE);
+        self.launch_dispatch(halves, Some(x), &dispatched)?;
+        Ok(dispatched)
+    }
+
+    fn redispatched(&self, x: &Tensor, previous: &Dispatched) -> Result<Dispatched> {
+        self.check_own("moe_dispatch", previous)?;
+        let (ids, weights) = &previous.selected;
+        self.dispatched(x, ids, weights)
+    }
+
     /// Runs the receiving half of [`MicroBatch::dispatch`].
     ///
     /// # Errors
     /// As [`MicroBatch::dispatch`].
     pub fn dispatch_receive(&self, dispatched: &Dispatched) -> Result<()> {
         self.check_own("moe_dispatch", dispatched)?;
-        self.launch_dispatch(MoeFlags::RECEIVE, None, dispatched)
+        self.launch_dispatch(RECEIVE, None, dispatched)
     }
 
     /// Returns the experts' results to the ranks of their tokens, and writes the weighted sum of
@@ -603,7 +691,14 @@ impl MicroBatch {
     /// # Errors
     /// As [`MicroBatch::combine`].
     pub fn combine_receive(&self, dispatched: &Dispatched, out: &Tensor) -> Result<()> {
-        self.launch_combine(MoeFlags::RECEIVE, None, dispatched, Some(out))
+        self.launch_combine(RECEIVE, None, dispatched, Some(out))
+    }
+
+    /// Returns the missing results of the last combine, with [`MissingRanks::Mask`]: u32 for each
+    /// token of this rank, up to [`MoeConfig::max_tokens`]. Bit k is 1 if the result of selection k
+    /// is missing from the token's sum. Later words keep their previous contents.
+    pub fn missing(&self) -> &Tensor {
+        &self.batch.missing
     }
 
     /// Checks the inputs of a dispatch, and returns its results.
@@ -664,30 +759,28 @@ impl MicroBatch {
             info,
             ..
         } = &*self.moe.shared;
-        let (dtype, batch) = (config.payload_type(), &self.batch);
+        let batch = &self.batch;
+        let elements = |stride: usize, last: usize| match info.rows {
+            0 => 0,
+            rows => (rows - 1) * stride + last,
+        };
         let (x_at, scales_at) = match config.layout {
-            MoeLayout::ExpertMajor => (0, 0),
+            MoeLayout::ExpertMajor => (0, 4 * shape.scales_at()),
             MoeLayout::RankMajor => {
                 let ranks = self.moe.comm.size() as usize;
                 let rows = shape.rows(0, ranks, info.blocks as usize);
                 (4 * rows, 4 * (rows + shape.payload as usize))
             }
         };
-        let elements = |stride: usize, last: usize| match info.rows {
-            0 => 0,
-            rows => (rows - 1) * stride + last,
-        };
-        let x = batch
-            .out
-            .view(x_at, dtype, elements(info.x_stride, config.hidden));
-        let scales = match config.payload {
-            MoePayload::Same => None,
-            MoePayload::Fp8(MoeScales::F32) => Some((DType::F32, shape.scales as usize)),
-            MoePayload::Fp8(MoeScales::Ue8m0) => Some((DType::U8, 4 * shape.scales as usize)),
-        };
-        let scales = scales.map(|(dtype, last)| {
-            let count = elements(info.scales_stride, last);
-            batch.scales.view(scales_at, dtype, count)
+        let count = elements(info.x_stride, config.hidden);
+        let x = batch.out.view(x_at, config.received_type(), count);
+        let scales = config.scales_type().map(|(dtype, each)| {
+            let words = shape.scales as usize;
+            let count = match config.scales_layout {
+                MoeScalesLayout::RowMajor => elements(info.scales_stride, each * words),
+                MoeScalesLayout::ColumnMajor => each * words * info.scales_stride,
+            };
+            batch.out.view(scales_at, dtype, count)
         });
         (x, scales)
     }
@@ -718,6 +811,18 @@ impl MicroBatch {
         Ok(())
     }
 
+    /// Returns the launches that run `halves`. A launch with several blocks that masks ranks must
+    /// not interpret what has arrived, because its blocks may not see the same mask.
+    fn launches(&self, halves: MoeFlags) -> impl Iterator<Item = MoeFlags> {
+        let Shared { config, info, .. } = &*self.moe.shared;
+        let is_split = config.missing_ranks == MissingRanks::Mask && info.blocks > 1;
+        let (first, second) = match is_split && halves.has(RECEIVE) {
+            true => (halves.without(MoeFlags::RECEIVE), Some(MoeFlags::RECEIVE)),
+            false => (halves, None),
+        };
+        core::iter::once(first).chain(second)
+    }
+
     /// Launches dispatch. The receiving half has no `x`.
     fn launch_dispatch(
         &self,
@@ -725,8 +830,18 @@ impl MicroBatch {
         x: Option<&Tensor>,
         dispatched: &Dispatched,
     ) -> Result<()> {
+        self.launches(halves)
+            .try_for_each(|halves| self.launch_dispatch_once(halves, x, dispatched))
+    }
+
+    fn launch_dispatch_once(
+        &self,
+        halves: MoeFlags,
+        x: Option<&Tensor>,
+        dispatched: &Dispatched,
+    ) -> Result<()> {
         let (moe, batch) = (&self.moe, &*self.batch);
-        let Shared { config, info, .. } = &*moe.shared;
+        let Shared { config, .. } = &*moe.shared;
         let x = x.unwrap_or(&batch.none);
         let (ids, weights) = &dispatched.selected;
         let (shape, config_digest) = (moe.shape(halves), moe.digest(halves, batch));
@@ -737,13 +852,12 @@ impl MicroBatch {
         };
         // SAFETY: `dispatched` has checked that the tensors of the caller have the right types and
         // sizes, are aligned to 16 bytes, and do not overlap what the launch writes. The memories
-        // of the micro-batch do not overlap, except for `out` and `scales`, which a launch in
-        // rank-major order does not access. `bind` orders launches by their accesses to tensors.
+        // of the micro-batch do not overlap, except for `out`, which a launch in rank-major order
+        // does not access. `bind` orders launches by their accesses to tensors.
         unsafe {
             match config.payload {
                 MoePayload::Same => moe
-                    .comm
-                    .kernel(MoeDispatch {
+                    .launch(MoeDispatch {
                         rows: (&batch.rows).into(),
                         x: words(x),
                         ids: ids.into(),
@@ -752,17 +866,15 @@ impl MicroBatch {
                         own: (&batch.own).into(),
                         meta: (&batch.meta).into(),
                         out: (&batch.out).into(),
-                        scales: (&batch.scales).into(),
                         tokens_per_expert: (&moe.shared.tokens_per_expert).into(),
                         wait_ns: (&moe.shared.wait_ns).into(),
+                        mask: (&moe.shared.mask).into(),
                         shape,
                         config: config_digest,
                     })
-                    .blocks(info.blocks)
                     .enqueue_unchecked(),
                 MoePayload::Fp8(_) => moe
-                    .comm
-                    .kernel(MoeDispatchFp8 {
+                    .launch(MoeDispatchFp8 {
                         kernel: fp8,
                         rows: (&batch.rows).into(),
                         x: x.into(),
@@ -772,13 +884,12 @@ impl MicroBatch {
                         own: (&batch.own).into(),
                         meta: (&batch.meta).into(),
                         out: (&batch.out).into(),
-                        scales: (&batch.scales).into(),
                         tokens_per_expert: (&moe.shared.tokens_per_expert).into(),
                         wait_ns: (&moe.shared.wait_ns).into(),
+                        mask: (&moe.shared.mask).into(),
                         shape,
                         config: config_digest,
                     })
-                    .blocks(info.blocks)
                     .enqueue_unchecked(),
             }
         }
@@ -809,6 +920,20 @@ impl MicroBatch {
             let read = [("ids", ids), ("weights", weights), ("y", y.unwrap_or(ids))];
             moe.check_overlap(OPERATION, batch, &read, Some(("out", out)))?;
         }
+        self.launches(halves)
+            .try_for_each(|halves| self.launch_combine_once(halves, y, dispatched, out))
+    }
+
+    fn launch_combine_once(
+        &self,
+        halves: MoeFlags,
+        y: Option<&Tensor>,
+        dispatched: &Dispatched,
+        out: Option<&Tensor>,
+    ) -> Result<()> {
+        let (moe, batch) = (&self.moe, &*self.batch);
+        let config = &moe.shared.config;
+        let (ids, weights) = &dispatched.selected;
         let kernel = match config.input {
             DType::F32 => MOE_COMBINE_F32,
             DType::F16 => MOE_COMBINE_F16,
@@ -822,16 +947,18 @@ impl MicroBatch {
             ids: ids.into(),
             weights: weights.into(),
             own: (&batch.own).into(),
+            mask: (&moe.shared.mask).into(),
             out: out.unwrap_or(&batch.none).into(),
+            missing: (&batch.missing).into(),
             shape: moe.shape(halves),
             config: moe.digest(halves, batch),
         };
-        let mut launch = moe.comm.kernel(arguments).blocks(info.blocks);
-        if config.layout == MoeLayout::RankMajor && y.is_some() {
+        let mut launch = moe.launch(arguments);
+        if config.layout == MoeLayout::RankMajor && halves.has(MoeFlags::SEND) {
             // Once they have the results, the peers may overwrite the rows.
             launch = launch.exposing(&batch.out);
         }
-        // SAFETY: as in `launch_dispatch`; the checks are those above.
+        // SAFETY: as in `launch_dispatch_once`; the checks are those of `launch_combine`.
         unsafe { launch.enqueue_unchecked() }.map(drop)
     }
 }
@@ -850,8 +977,9 @@ struct LocalMemory {
     own: Tensor,
     meta: Tensor,
     none: Tensor,
+    missing: Tensor,
     /// Rows and scales in expert-major order.
-    copies: Option<(Tensor, Tensor)>,
+    copies: Option<Tensor>,
 }
 
 impl LocalMemory {
@@ -860,9 +988,12 @@ impl LocalMemory {
         let tensor = |count| comm.tensor(DType::U32, count);
         let copies = match config.layout {
             MoeLayout::ExpertMajor => {
-                let rows = shape.capacity as usize;
-                let scales = tensor(rows * shape.scales as usize)?;
-                Some((tensor(rows * shape.payload as usize)?, scales))
+                let elements = shape.capacity as usize * config.hidden;
+                let words = match config.scales_type() {
+                    Some(_) => shape.scales_at() + shape.scales_words(),
+                    None => elements * config.received_type().size() / 4,
+                };
+                Some(tensor(words)?)
             }
             MoeLayout::RankMajor => None,
         };
@@ -870,6 +1001,7 @@ impl LocalMemory {
             own: tensor(shape.own(ranks, blocks as usize).words)?,
             meta: tensor(shape.meta(ranks).words)?,
             none: comm.tensor(config.input, 0)?,
+            missing: tensor(config.max_tokens)?,
             copies,
         })
     }
@@ -889,7 +1021,7 @@ impl Batch {
         let options = |signals| WindowOptions::new().signals(signals).counters(0);
         let rows = shape.window_words(ranks, blocks);
         let rows = comm.alloc_window(DType::U32, rows, options(4))?;
-        let results = config.max_tokens * shape.k() * config.hidden;
+        let results = shape.window_results(ranks) * config.hidden;
         let results = match comm.alloc_window(config.input, results, options(1)) {
             Ok(results) => results,
             Err(error) => {
@@ -898,15 +1030,14 @@ impl Batch {
                 return Err(error);
             }
         };
-        let in_place = || (rows.tensor().clone(), rows.tensor().clone());
-        let (out, scales) = memory.copies.unwrap_or_else(in_place);
+        let out = memory.copies.unwrap_or_else(|| rows.tensor().clone());
         Ok(Self {
             index,
             own: memory.own,
             meta: memory.meta,
             none: memory.none,
+            missing: memory.missing,
             out,
-            scales,
             rows,
             results,
             dispatches: AtomicU64::new(0),
@@ -921,13 +1052,13 @@ impl Batch {
     /// Returns the bytes of this rank's memory.
     fn bytes(&self) -> usize {
         let is_window = self.out.as_ptr() == self.rows.tensor().as_ptr();
-        let copies = [&self.out, &self.scales].into_iter();
-        let copies = copies.filter(|_| !is_window);
+        let copies = Some(&self.out).filter(|_| !is_window);
         [
             self.rows.tensor(),
             self.results.tensor(),
             &self.own,
             &self.meta,
+            &self.missing,
         ]
         .into_iter()
         .chain(copies)
