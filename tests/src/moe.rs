@@ -6,8 +6,8 @@
 //! them the rows that it must receive and the results of its own tokens.
 
 use fusewire::{
-    Communicator, DType, Dispatched, Moe, MoeConfig, MoeInfo, MoeLayout, MoePayload, MoeScales,
-    Tensor,
+    Communicator, DType, Dispatched, MissingRanks, Moe, MoeConfig, MoeInfo, MoeLayout, MoePayload,
+    MoeReceived, MoeScales, MoeScalesLayout, Tensor,
 };
 
 use crate::norm::e4m3;
@@ -149,6 +149,12 @@ pub struct MoeCase {
     pub input: DType,
     /// Format of dispatched rows.
     pub payload: MoePayload,
+    /// Order of the scales.
+    pub scales_layout: MoeScalesLayout,
+    /// Type of received rows.
+    pub received: MoeReceived,
+    /// Consequence of missing ranks.
+    pub missing_ranks: MissingRanks,
     /// Order of dispatched rows.
     pub layout: MoeLayout,
     /// Alignment of each expert's rows.
@@ -163,6 +169,12 @@ pub struct MoeCase {
     pub blocks: u32,
     /// Calls the halves of the operations.
     pub halves: bool,
+    /// Each round dispatches other tokens to the same experts after the first tokens.
+    pub reuse: bool,
+    /// The tokens are negated.
+    pub negated: bool,
+    /// The ranks that this rank has masked, as bits.
+    pub masked: u64,
 }
 
 impl MoeCase {
@@ -179,6 +191,9 @@ impl MoeCase {
             placement: Placement::Default,
             input: DType::Bf16,
             payload: MoePayload::Same,
+            scales_layout: MoeScalesLayout::RowMajor,
+            received: MoeReceived::AsSent,
+            missing_ranks: MissingRanks::Fail,
             layout: MoeLayout::ExpertMajor,
             alignment: 1,
             capacity: None,
@@ -186,6 +201,9 @@ impl MoeCase {
             in_flight: 1,
             blocks: 0,
             halves: false,
+            reuse: false,
+            negated: false,
+            masked: 0,
         }
     }
 
@@ -194,6 +212,9 @@ impl MoeCase {
         let mut config = MoeConfig::new(self.experts, self.top_k, self.hidden, self.max_tokens)
             .input(self.input)
             .payload(self.payload)
+            .scales_layout(self.scales_layout)
+            .received(self.received)
+            .missing_ranks(self.missing_ranks)
             .layout(self.layout)
             .alignment(self.alignment)
             .in_flight(self.in_flight);
@@ -265,6 +286,27 @@ impl MoeCase {
         }
     }
 
+    /// Returns true if this rank has masked `rank`.
+    fn is_masked(&self, rank: u32) -> bool {
+        self.masked >> rank & 1 == 1
+    }
+
+    /// Returns inputs in which the selections of experts on masked ranks have no expert, and these
+    /// selections of each token as bits.
+    pub fn present(&self, ranks: u32, round: usize, inputs: &Inputs) -> (Inputs, Vec<u32>) {
+        let placement = self.placement_words(ranks, round);
+        let (mut inputs, top_k) = (inputs.clone(), self.top_k as usize);
+        let mut missing = vec![0; inputs.tokens];
+        for (item, id) in inputs.ids.iter_mut().enumerate() {
+            let place = usize::try_from(*id).map(|id| placement[id]);
+            if place.is_ok_and(|place| self.is_masked(place >> 16)) {
+                *id = -1;
+                missing[item / top_k] |= 1 << (item % top_k);
+            }
+        }
+        (inputs, missing)
+    }
+
     /// Returns the word of each expert in the placement of round `round`.
     pub fn placement_words(&self, ranks: u32, round: usize) -> Vec<u32> {
         let per = self.experts.div_ceil(ranks);
@@ -312,7 +354,11 @@ pub fn inputs(case: &MoeCase, rank: u32, round: usize) -> Inputs {
             };
             for _ in group..case.hidden.min(group + GROUP) {
                 let unit = (rng.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0;
-                x.push(unit * factor);
+                x.push(if case.negated {
+                    -unit * factor
+                } else {
+                    unit * factor
+                });
             }
         }
         for id in case.routing.select(case, round, token, &mut rng) {
@@ -418,6 +464,17 @@ fn values(case: &MoeCase, row: &Payload) -> Vec<f32> {
         .collect()
 }
 
+/// Returns a row as dispatch delivers it.
+fn delivered(case: &MoeCase, row: &Payload) -> Payload {
+    match case.received {
+        MoeReceived::Dequantized => Payload {
+            x: narrow(case.input, &values(case, row)),
+            scales: Vec::new(),
+        },
+        _ => row.clone(),
+    }
+}
+
 /// A selection that a rank receives.
 #[derive(Clone, Copy, Debug)]
 pub struct Selection {
@@ -475,7 +532,12 @@ pub fn expected(case: &MoeCase, ranks: u32, rank: u32, round: usize) -> Expected
     for source in 0..ranks {
         let inputs = inputs(case, source, round);
         let mut of_source = 0;
-        for token in 0..inputs.tokens {
+        let tokens = if case.is_masked(source) {
+            0
+        } else {
+            inputs.tokens
+        };
+        for token in 0..tokens {
             let ids = &inputs.ids[token * top_k..][..top_k];
             let weights = &inputs.weights[token * top_k..][..top_k];
             let local: Vec<i32> = ids
@@ -784,7 +846,7 @@ pub fn check_dispatched(
     equal("length of ids", ids.len(), info.rows * width)?;
     equal("length of weights", weights.len(), info.rows * width)?;
     let format = match case.payload {
-        MoePayload::Fp8(format) => Some(format),
+        MoePayload::Fp8(format) if case.received == MoeReceived::AsSent => Some(format),
         _ => None,
     };
     let dtype = if format.is_some() {
@@ -817,11 +879,23 @@ pub fn check_dispatched(
             .iter()
             .map(|weight| weight.to_bits())
             .collect();
-        let scales_of = |count: usize| {
+        let columns = case.scales_layout == MoeScalesLayout::ColumnMajor;
+        let scales_of = |count: usize| -> Option<(Vec<u8>, usize)> {
             let (bytes, format) = scales.as_ref()?;
             let size = if *format == MoeScales::Ue8m0 { 1 } else { 4 };
-            let first = number * info.scales_stride * size;
-            Some((bytes.get(first..first + count * size)?, size))
+            let stride = info.scales_stride;
+            if !columns {
+                let first = number * stride * size;
+                return Some((bytes.get(first..first + count * size)?.to_vec(), size));
+            }
+            // Columns of words: one f32, or the bytes of four groups.
+            let each = 4 / size;
+            let scale = |group: usize| {
+                let first = 4 * (group / each * stride + number) + group % each * size;
+                bytes.get(first..first + size)
+            };
+            let scales: Option<Vec<&[u8]>> = (0..count).map(scale).collect();
+            Some((scales?.concat(), size))
         };
         let Some(row) = row else {
             equal(&name("ids"), ids, &vec![-1; width][..])?;
@@ -830,8 +904,13 @@ pub fn check_dispatched(
                 equal(&name("weights"), weights, vec![poison; width])?;
                 let row = &x[number * stride..][..row_bytes];
                 same(&name("x"), dtype.size(), row, &vec![POISON; row_bytes])?;
-                if let Some((bytes, size)) = scales_of(info.scales_stride) {
-                    same(&name("scales"), size, bytes, &vec![POISON; bytes.len()])?;
+                let count = if columns {
+                    case.groups()
+                } else {
+                    info.scales_stride
+                };
+                if let Some((bytes, size)) = scales_of(count) {
+                    same(&name("scales"), size, &bytes, &vec![POISON; bytes.len()])?;
                 }
             }
             continue;
@@ -843,7 +922,8 @@ pub fn check_dispatched(
         let Some(found) = x.get(number * stride..number * stride + row_bytes) else {
             return Err(format!("row {number} exceeds x of {} bytes", x.len()));
         };
-        same(&name("x"), dtype.size(), found, &row.payload.x)?;
+        let delivered = delivered(case, &row.payload);
+        same(&name("x"), dtype.size(), found, &delivered.x)?;
         if scales.is_none() {
             continue;
         }
@@ -858,7 +938,7 @@ pub fn check_dispatched(
                 _ => unreachable!("scales of 1 or 4 bytes"),
             })
             .collect();
-        equal(&name("scales"), &found, &row.payload.scales)?;
+        equal(&name("scales"), &found, &delivered.scales)?;
     }
     Ok(())
 }
@@ -930,14 +1010,72 @@ impl Layer<'_> {
             let found = moe.tokens_per_expert().to_vec::<u64>().map_err(text)?;
             equal("tokens_per_expert", &found, &self.received)?;
         }
-        let expert = Expert::Affine(round as f32);
-        let y = results(case, &expected, moe.info().results, expert);
-        self.buffers.y.copy_from_bytes(&y).map_err(text)?;
-        self.combine(&dispatched, &arguments.out).map_err(text)?;
-        comm.synchronize().map_err(text)?;
-        self.buffers.check(case, &outputs(case, &inputs, expert))?;
-        self.previous = Some(dispatched);
+        self.combine_and_check(case, round, &dispatched)?;
+        self.previous = Some(if case.reuse {
+            self.repeat(round, &dispatched)?
+        } else {
+            dispatched
+        });
+        if case.missing_ranks == MissingRanks::Mask {
+            let mask = moe.mask().to_vec::<u32>().map_err(text)?;
+            equal("mask", mask, vec![0; ranks as usize])?;
+            let missing = moe.missing().to_vec::<u32>().map_err(text)?;
+            equal("missing", missing, vec![0; case.max_tokens])?;
+        }
         Ok(())
+    }
+
+    /// Combines the results of the experts in round `round` of `case`, and checks the sums.
+    fn combine_and_check(
+        &self,
+        case: &MoeCase,
+        round: usize,
+        dispatched: &Dispatched,
+    ) -> Result<(), String> {
+        let (rank, ranks) = (self.comm.rank(), self.comm.size());
+        let inputs = inputs(case, rank, round);
+        let out = self.buffers.arguments(case, inputs.tokens);
+        let out = out.map_err(text)?.out;
+        let expert = Expert::Affine(round as f32);
+        let expected = expected(case, ranks, rank, round);
+        let y = results(case, &expected, self.moe.info().results, expert);
+        self.buffers.y.copy_from_bytes(&y).map_err(text)?;
+        self.combine(dispatched, &out).map_err(text)?;
+        self.comm.synchronize().map_err(text)?;
+        self.buffers.check(case, &outputs(case, &inputs, expert))
+    }
+
+    /// Dispatches the negated tokens of round `round` to the same experts, and combines them. The
+    /// ids are not read again, so they are poisoned meanwhile.
+    fn repeat(&mut self, round: usize, previous: &Dispatched) -> Result<Dispatched, String> {
+        let case = MoeCase {
+            negated: true,
+            ..self.case.clone()
+        };
+        let (rank, ranks) = (self.comm.rank(), self.comm.size());
+        let inputs = inputs(&case, rank, round);
+        let arguments = self.buffers.write(&case, &inputs).map_err(text)?;
+        let poison = vec![i32::MAX; inputs.ids.len()];
+        arguments.ids.copy_from(&poison).map_err(text)?;
+        let again = if case.halves {
+            let again = self.moe.redispatch_send(&arguments.x, previous);
+            let again = again.map_err(text)?;
+            self.moe.dispatch_receive(&again).map_err(text)?;
+            again
+        } else {
+            let again = self.moe.redispatch(&arguments.x, previous);
+            again.map_err(text)?
+        };
+        self.comm.synchronize().map_err(text)?;
+        let expected = expected(&case, ranks, rank, round);
+        check_dispatched(&case, self.moe.info(), &again, &expected, false)?;
+        for (sum, count) in self.received.iter_mut().zip(&expected.selections) {
+            *sum += count;
+        }
+        // Combine reads the ids.
+        arguments.ids.copy_from(&inputs.ids).map_err(text)?;
+        self.combine_and_check(&case, round, &again)?;
+        Ok(again)
     }
 }
 
@@ -955,7 +1093,14 @@ fn check_info(case: &MoeCase, ranks: u32, info: &MoeInfo) -> Result<(), String> 
     if case.is_expert_major() {
         equal("x_stride", info.x_stride, case.hidden)?;
     }
-    if info.x_stride < case.hidden || info.scales_stride < case.groups() {
+    let is_row = case.scales_layout == MoeScalesLayout::RowMajor;
+    let has_scales = case.received == MoeReceived::AsSent && case.groups() > 0;
+    let least = match (has_scales, is_row) {
+        (false, _) => 0,
+        (true, true) => case.groups(),
+        (true, false) => info.rows,
+    };
+    if info.x_stride < case.hidden || info.scales_stride < least {
         return Err(format!("rows overlap: {info:?}"));
     }
     Ok(())
@@ -1024,6 +1169,66 @@ fn shrink(case: &mut MoeCase, ranks: u32) {
             return;
         }
     }
+}
+
+/// Returns small cases for `ranks` ranks of the settings that few users change.
+pub fn settings(ranks: u32) -> Vec<MoeCase> {
+    let base = MoeCase {
+        uneven: true,
+        routing: Routing::Masked,
+        alignment: 4,
+        ..MoeCase::new(7, 3, 2 * GROUP, 5)
+    };
+    let mut cases = Vec::new();
+    for payload in &PAYLOADS[1..] {
+        for (input, hidden) in [(DType::Bf16, 2 * GROUP), (DType::F32, 5 * GROUP)] {
+            let base = MoeCase {
+                input,
+                hidden,
+                payload: *payload,
+                halves: cases.len() % 2 == 1,
+                ..base.clone()
+            };
+            cases.push(MoeCase {
+                scales_layout: MoeScalesLayout::ColumnMajor,
+                ..base.clone()
+            });
+            cases.push(MoeCase {
+                received: MoeReceived::Dequantized,
+                ..base
+            });
+        }
+    }
+    for payload in PAYLOADS {
+        for layout in LAYOUTS {
+            let base = MoeCase {
+                payload,
+                layout,
+                halves: cases.len() % 2 == 1,
+                ..base.clone()
+            };
+            cases.push(MoeCase {
+                missing_ranks: MissingRanks::Mask,
+                ..base.clone()
+            });
+            cases.push(MoeCase {
+                reuse: true,
+                missing_ranks: match layout {
+                    MoeLayout::RankMajor => MissingRanks::Mask,
+                    _ => MissingRanks::Fail,
+                },
+                ..base
+            });
+        }
+    }
+    // All rows fit, but the ranks must find out.
+    let bounded = |missing_ranks| MoeCase {
+        capacity: Some(base.all_rows(ranks) - 1),
+        missing_ranks,
+        ..base.clone()
+    };
+    cases.extend([MissingRanks::Fail, MissingRanks::Mask].map(bounded));
+    cases
 }
 
 /// Returns a small case for each type, payload and layout, so that they use every kernel.
@@ -1110,6 +1315,7 @@ pub fn list(ranks: u32) -> Vec<MoeCase> {
         alignment: 16,
         ..MoeCase::new(64, 8, 8, 33)
     });
+    cases.extend(settings(ranks));
     cases
 }
 

@@ -224,6 +224,8 @@ pub(crate) struct Batch {
     pub(crate) y: Words,
     /// Result of combine.
     pub(crate) sums: Words,
+    /// The selections of each token whose results are missing.
+    pub(crate) missing: Words,
 }
 
 /// Memory of a mixture of experts on all ranks.
@@ -236,6 +238,8 @@ pub struct Memory {
     pub(crate) bytes: [usize; WINDOWS],
     /// Memory of each rank and micro-batch.
     pub(crate) batches: Vec<Vec<Batch>>,
+    /// Mask of each rank.
+    pub(crate) masks: Vec<Words>,
     /// Rows and results of each micro-batch.
     pub(crate) windows: Vec<[DeviceWindow; 2]>,
 }
@@ -258,7 +262,7 @@ impl Memory {
         let bytes = [
             4 * shape.window_words(ranks as usize, blocks as usize),
             pad(SIGNALS[0]),
-            4 * tokens * k * HIDDEN,
+            4 * shape.window_results(ranks as usize) * HIDDEN,
             pad(SIGNALS[1]),
         ];
         let rows = shape.result_rows(ranks as usize);
@@ -276,6 +280,7 @@ impl Memory {
             tokens_per_expert: new(2 * shape.local_experts as usize),
             y: new(rows * each * HIDDEN),
             sums: new(tokens * HIDDEN),
+            missing: new(tokens),
         };
         let window = |number: usize, which: usize| DeviceWindow {
             window: (number + 2 * which) as u32,
@@ -299,6 +304,7 @@ impl Memory {
             batches: (0..ranks)
                 .map(|_| (0..mixture.batches).map(|_| batch()).collect())
                 .collect(),
+            masks: (0..ranks).map(|_| new(ranks as usize)).collect(),
             windows: (0..mixture.batches)
                 .map(|index| [0, 1].map(|which| window(first + WINDOWS * index, which)))
                 .collect(),
@@ -319,6 +325,7 @@ impl Memory {
     /// Starts an execution: resets the memory, and registers the windows with the model checker.
     pub fn open(&self, model: &Model, signals: bool) {
         let each = self.mixture.local_experts;
+        self.masks.iter().for_each(|mask| mask.fill(0));
         for batch in self.batches.iter().flatten() {
             for (window, bytes) in batch.windows.iter().zip(self.bytes) {
                 // SAFETY: a live allocation of this size, and no thread of the execution has
@@ -326,6 +333,7 @@ impl Memory {
                 unsafe { window.write_bytes(0, bytes) };
             }
             batch.own.fill(0);
+            batch.missing.fill(0);
             batch.tokens_per_expert.fill(0);
             for expert in 0..batch.placement.len as u32 {
                 batch
@@ -355,6 +363,11 @@ impl Memory {
                 }
             }
         }
+    }
+
+    /// Returns true if `rank` has masked `other`.
+    pub(crate) fn is_masked(&self, rank: u32, other: u32) -> bool {
+        self.masks[rank as usize].get(other as usize) != 0
     }
 
     pub(crate) fn batch(&self, rank: u32, index: usize) -> &Batch {

@@ -47,7 +47,7 @@ impl Launch {
     pub const fn dispatch(round: u64) -> Self {
         Self {
             kernel: Kernel::Dispatch,
-            halves: MoeFlags::SEND.with(MoeFlags::RECEIVE),
+            halves: MoeFlags::SEND.with(MoeFlags::WAIT).with(MoeFlags::RECEIVE),
             batch: 0,
             round,
             pass: 0,
@@ -79,6 +79,20 @@ impl Launch {
     /// Makes the launch run only the half that receives.
     #[must_use]
     pub const fn receive(self) -> Self {
+        let halves = MoeFlags::WAIT.with(MoeFlags::RECEIVE);
+        Self { halves, ..self }
+    }
+
+    /// Makes the launch send, and wait for the other ranks.
+    #[must_use]
+    pub const fn wait(self) -> Self {
+        let halves = MoeFlags::SEND.with(MoeFlags::WAIT);
+        Self { halves, ..self }
+    }
+
+    /// Makes the launch interpret what has arrived.
+    #[must_use]
+    pub const fn interpret(self) -> Self {
         let halves = MoeFlags::RECEIVE;
         Self { halves, ..self }
     }
@@ -217,12 +231,12 @@ impl Launch {
                         own: all(batch.own),
                         meta: all(batch.meta),
                         out: all(batch.out),
-                        scales: RawBuffer::EMPTY,
                         tokens_per_expert: RawBuffer {
                             at: batch.tokens_per_expert.at.cast(),
                             len: u64::from(mixture.local_experts),
                         },
                         wait_ns: RawBuffer::EMPTY,
+                        mask: all(memory.masks[rank as usize]),
                         shape,
                         config: 0,
                     },
@@ -237,6 +251,8 @@ impl Launch {
                         ids,
                         weights,
                         own: all(batch.own),
+                        mask: all(memory.masks[rank as usize]),
+                        missing: all(batch.missing),
                         out: batch.sums.argument(tokens * HIDDEN),
                         shape,
                         config: 0,
@@ -270,7 +286,8 @@ impl Launch {
         let mut row = 0;
         for local in 0..mixture.local_experts {
             let expert = rank * mixture.local_experts + local;
-            let selections = mixture.selections(memory.ranks, self.round, expert);
+            let mut selections = mixture.selections(memory.ranks, self.round, expert);
+            selections.retain(|(from, ..)| !memory.is_masked(rank, *from));
             let count = batch.meta.get(local as usize) as usize;
             assert_eq!(count, selections.len(), "rows of expert {expert}");
             let offset = batch.meta.get(meta.offsets_at + local as usize) as usize;
@@ -303,7 +320,10 @@ impl Launch {
         let meta = shape.meta(memory.ranks as usize);
         let most = mixture.max_tokens as usize;
         for from in 0..memory.ranks {
-            let tokens = mixture.arrivals(memory.ranks, self.round, from, rank);
+            let tokens = match memory.is_masked(rank, from) {
+                true => Vec::new(),
+                false => mixture.arrivals(memory.ranks, self.round, from, rank),
+            };
             let count = batch.meta.get(from as usize) as usize;
             assert_eq!(count, tokens.len(), "rows of rank {from}");
             for (slot, token) in tokens.iter().copied().enumerate() {
@@ -342,14 +362,25 @@ impl Launch {
     fn verify_sums(&self, memory: &Memory, batch: &Batch, rank: u32) {
         let mixture = &memory.mixture;
         for token in 0..mixture.count(rank, self.round) {
+            let expert = |k| mixture.expert(memory.ranks, rank, self.round, (token, k));
+            let is_missing = |k: usize| match u32::try_from(expert(k)) {
+                Ok(expert) => memory.is_masked(rank, expert / mixture.local_experts),
+                Err(_) => false,
+            };
+            let missing = (0..mixture.top_k as usize)
+                .filter(|k| is_missing(*k))
+                .fold(0, |bits, k| bits | 1 << k);
+            assert_eq!(
+                batch.missing.get(token),
+                missing,
+                "missing results of token {token}"
+            );
             for column in 0..HIDDEN {
                 let x = element(rank, self.round, token, column);
-                let terms = (0..mixture.top_k as usize).map(|k| {
-                    let expert = mixture.expert(memory.ranks, rank, self.round, (token, k));
-                    match expert {
-                        0.. => weight(rank, token, k) * result(expert as u32, self.pass, x),
-                        _ => 0.0,
-                    }
+                let terms = (0..mixture.top_k as usize).map(|k| match expert(k) {
+                    _ if is_missing(k) => 0.0,
+                    expert @ 0.. => weight(rank, token, k) * result(expert as u32, self.pass, x),
+                    _ => 0.0,
                 });
                 let found = f32::from_bits(batch.sums.get(token * HIDDEN + column));
                 let expected: f32 = terms.sum();

@@ -99,6 +99,7 @@ mod models {
         }
         entries.extend(blocks_and_queues());
         entries.extend(experts());
+        entries.extend(masking_experts());
         for (name, op, count) in [
             ("packets", Op::Packet, 6),
             ("packets in two shots", Op::PacketTwoShot, 20),
@@ -266,9 +267,76 @@ mod models {
         entries
     }
 
+    /// Returns launches of a mixture of experts whose ranks mask each other if one is late, which
+    /// may happen in every wait.
+    fn masking_moe(
+        layout: MoeFlags,
+        config: Config,
+        blocks: Blocks,
+        launches: &[Launch],
+    ) -> Scenario {
+        let mut scenario = moe(layout.with(MoeFlags::MASK), config, blocks, launches);
+        for step in &mut scenario.steps {
+            *step = step.timeouts([1; 4]);
+        }
+        scenario
+    }
+
+    /// Ranks of a mixture of experts that may mask each other, in launches of one or two parts.
+    fn masking_experts() -> Vec<Entry> {
+        let mut launches = Vec::new();
+        for round in 0..3 {
+            let (dispatch, combine) = (Launch::dispatch(round), Launch::combine(round));
+            launches.extend([
+                dispatch.wait(),
+                dispatch.interpret(),
+                combine.wait(),
+                combine.interpret(),
+            ]);
+        }
+        let mut entries = Vec::new();
+        for (layout, flags) in LAYOUTS {
+            for (ranks, blocks, lanes, schedules) in
+                [(3, 1, 1, 300), (3, 2, 1, 300), (3, 2, 4, 40), (4, 1, 2, 40)]
+            {
+                let machine = match lanes {
+                    1 => Blocks::Single,
+                    _ => Blocks::Lanes,
+                };
+                let config = Config {
+                    blocks,
+                    ..config(ranks, lanes)
+                };
+                let name = format!(
+                    "moe: late ranks are masked, {layout}, {ranks} ranks x {blocks} blocks x \
+                     {lanes} lanes"
+                );
+                let scenario = masking_moe(flags, config, machine, &launches);
+                let entry = Entry::model(&name, Bound::Random(schedules), scenario);
+                entries.push(entry.tick(100_000));
+            }
+        }
+        entries
+    }
+
+    /// Launches of a mixture of experts whose blocks interpret what has arrived by different masks.
+    fn launches_with_two_masks() -> Vec<Entry> {
+        let control = |(layout, flags): (&str, MoeFlags)| {
+            let config = Config {
+                blocks: 2,
+                ..config(3, 1)
+            };
+            let launches = [Launch::dispatch(1), Launch::combine(1)];
+            let scenario = masking_moe(flags, config, Blocks::Single, &launches);
+            let name = format!("control: moe: blocks with different masks, {layout}");
+            Entry::control(&name, Bound::Random(20_000), None, scenario).tick(100_000)
+        };
+        LAYOUTS.map(control).into()
+    }
+
     /// Launches of a mixture of experts that skip the handshake before they overwrite memory.
     fn broken_experts() -> Vec<Entry> {
-        let (idle, dispatched) = (Injected::Step(0), Injected::Step(2));
+        let (idle, dispatched) = (Injected::Step(0), Injected::Step(3));
         let bound = Bound::Random(20_000);
         let mut entries = Vec::new();
         for (layout, flags) in LAYOUTS {
@@ -353,6 +421,7 @@ mod models {
                 Entry::control(&format!("control: {what}"), bound, None, scenario)
             })
             .chain(broken_experts())
+            .chain(launches_with_two_masks())
             .chain([Entry::model(
                 "the correct kernel of the last controls",
                 Bound::Random(2000),

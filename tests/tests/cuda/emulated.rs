@@ -1,19 +1,20 @@
 //! Runs the committed PTX images on the emulator: every kernel, with several ranks, targets and
 //! schedulers; graphs, failures and invalid kernels.
 
+use core::time::Duration;
 use std::collections::BTreeSet;
 use std::ffi::CString;
 
 use fusewire::gpu::driver::Properties;
 use fusewire::{
-    Algorithm, Communicator, DType, Device, Operation, Options, ReduceOp, Result, VocabParallel,
-    run_threads_each,
+    Algorithm, Communicator, DType, Device, MissingRanks, Moe, Operation, Options, ReduceOp,
+    Result, VocabParallel, run_threads_each,
 };
 use fusewire_kernels::KERNELS;
 use fusewire_tests::cases;
 use fusewire_tests::device::{device_of, run_threads, separate_gpus, stream, tensor};
 use fusewire_tests::fake::Fake;
-use fusewire_tests::moe;
+use fusewire_tests::moe::{self, Buffers, Expert, GROUP, MoeCase};
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, role};
 use fusewire_tests::rank::CallMode;
@@ -110,12 +111,64 @@ fn mixture_of_experts() {
             for case in moe::forms() {
                 moe::run(&comm, &case, 3)?;
             }
+            for case in moe::settings(ranks) {
+                moe::run(&comm, &case, 2)?;
+            }
             Ok::<(), String>(())
         });
         for result in results {
             result.expect("all ranks");
         }
+        if ranks > 2 {
+            for result in Threads.each(&setup, |comm| without_rank_1(&comm)) {
+                result.expect("all ranks");
+            }
+        }
     }
+}
+
+/// Runs dispatch and combine on all ranks but rank 1, which is masked.
+fn without_rank_1(comm: &Communicator) -> core::result::Result<(), String> {
+    let text = |error: fusewire::Error| error.to_string();
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let mut case = MoeCase {
+        missing_ranks: MissingRanks::Mask,
+        ..MoeCase::new(7, 3, 2 * GROUP, 5)
+    };
+    let config = case.config().timeout(Duration::from_millis(50));
+    let moe = Moe::new(comm, &config).map_err(text)?;
+    let store = comm.store();
+    if rank == 1 {
+        for other in [0, 2] {
+            let key = format!("{other} has combined");
+            let ended = store.get(&key, Duration::from_secs(600));
+            ended.map_err(|error| error.to_string())?;
+        }
+        return Ok(());
+    }
+    case.masked = 1 << 1;
+    let buffers = Buffers::new(comm, &case, moe.info()).map_err(text)?;
+    for round in 0..2 {
+        let inputs = moe::inputs(&case, rank, round);
+        let it = buffers.write(&case, &inputs).map_err(text)?;
+        let dispatched = moe.dispatch(&it.x, &it.ids, &it.weights).map_err(text)?;
+        comm.synchronize().map_err(text)?;
+        assert_eq!(moe.mask().to_vec::<u32>().map_err(text)?, [0, 1, 0]);
+        let expected = moe::expected(&case, ranks, rank, round);
+        moe::check_dispatched(&case, moe.info(), &dispatched, &expected, false)?;
+        let expert = Expert::Affine(round as f32);
+        let y = moe::results(&case, &expected, moe.info().results, expert);
+        buffers.y.copy_from_bytes(&y).map_err(text)?;
+        moe.combine(&buffers.y, &dispatched, &it.out)
+            .map_err(text)?;
+        comm.synchronize().map_err(text)?;
+        let (present, missing) = case.present(ranks, round, &inputs);
+        let found = moe.missing().to_vec::<u32>().map_err(text)?;
+        assert_eq!(found[..inputs.tokens], missing);
+        buffers.check(&case, &moe::outputs(&case, &present, expert))?;
+    }
+    let key = format!("{rank} has combined");
+    store.set(&key, b"").map_err(|error| error.to_string())
 }
 
 /// Runs the operations with a ready flag for each chunk or tile, for each type that they support.

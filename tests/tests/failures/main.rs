@@ -3,6 +3,7 @@
 mod flight_recorder;
 mod host_calls;
 mod moe;
+mod moe_masked;
 mod overlap;
 mod ranks;
 mod reconfigure;

@@ -6,7 +6,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::thread;
 use std::time::Instant;
 
-use fusewire::{Communicator, DType, Device, Dispatched, Error, Moe, MoeLayout, Options};
+use fusewire::{
+    Communicator, DType, Device, Dispatched, Error, MissingRanks, Moe, MoeLayout, Options,
+};
 use fusewire_tests::moe::{
     Buffers, Expert, MoeCase, check_dispatched, expected, inputs, outputs, results,
 };
@@ -20,24 +22,24 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(20);
 /// Time limit of the tests' waits, long enough for a busy machine. Also the timeout of the
 /// operations of ranks that wait for a killed rank, which must fail long before it.
-const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of ranks.
-const RANKS: u32 = 3;
+pub(super) const RANKS: u32 = 3;
 /// The rank that is killed or stopped.
-const VICTIM: u32 = 1;
+pub(super) const VICTIM: u32 = 1;
 /// Variable with the number of calls that the victim makes.
-const CALLS: &str = "FUSEWIRE_TEST_CALLS";
+pub(super) const CALLS: &str = "FUSEWIRE_TEST_CALLS";
 
 /// The calls of a round, in this order.
 #[derive(Clone, Copy, Debug)]
-enum Half {
+pub(super) enum Half {
     DispatchSend,
     DispatchReceive,
     CombineSend,
     CombineReceive,
 }
 
-const HALVES: [Half; 4] = [
+pub(super) const HALVES: [Half; 4] = [
     Half::DispatchSend,
     Half::DispatchReceive,
     Half::CombineSend,
@@ -47,16 +49,16 @@ const HALVES: [Half; 4] = [
 /// A number of calls that the victim makes, and how the other ranks fail. Calls are numbered from 0
 /// over all rounds.
 #[derive(Clone, Copy, Debug)]
-struct Case {
+pub(super) struct Case {
     /// Calls of the victim.
-    calls: usize,
+    pub(super) calls: usize,
     /// Number of the first call that waits for what the victim has not sent.
-    failing: usize,
+    pub(super) failing: usize,
     /// The kernel of that call.
     kernel: &'static str,
 }
 
-const CASES: [Case; 4] = [
+pub(super) const CASES: [Case; 4] = [
     // Before its dispatch_send.
     Case {
         calls: 0,
@@ -84,22 +86,28 @@ const CASES: [Case; 4] = [
 ];
 
 /// A layer on a rank.
-struct Layer<'a> {
+pub(super) struct Layer<'a> {
     comm: &'a Communicator,
-    case: MoeCase,
-    moe: Moe,
+    pub(super) case: MoeCase,
+    pub(super) moe: Moe,
     buffers: Buffers,
     dispatched: Option<Dispatched>,
 }
 
 impl<'a> Layer<'a> {
-    fn new(comm: &'a Communicator, layout: MoeLayout) -> fusewire::Result<Self> {
+    pub(super) fn new(
+        comm: &'a Communicator,
+        layout: MoeLayout,
+        missing_ranks: MissingRanks,
+        timeout: Duration,
+    ) -> fusewire::Result<Self> {
         let case = MoeCase {
             input: DType::F32,
             layout,
+            missing_ranks,
             ..MoeCase::new(6, 2, 16, 9)
         };
-        let moe = Moe::new(comm, &case.config())?;
+        let moe = Moe::new(comm, &case.config().timeout(timeout))?;
         let buffers = Buffers::new(comm, &case, moe.info())?;
         Ok(Self {
             comm,
@@ -116,7 +124,7 @@ impl<'a> Layer<'a> {
     }
 
     /// Makes call number `call`, and waits for it.
-    fn call(&mut self, call: usize) -> fusewire::Result<()> {
+    pub(super) fn call(&mut self, call: usize) -> fusewire::Result<()> {
         let (case, moe, buffers) = (&self.case, &self.moe, &self.buffers);
         let (rank, ranks, round) = (self.comm.rank(), self.comm.size(), call / HALVES.len());
         let inputs = inputs(case, rank, round);
@@ -141,7 +149,7 @@ impl<'a> Layer<'a> {
     }
 
     /// Compares the results of call number `call` with the expected results.
-    fn check(&self, call: usize) -> Result<(), String> {
+    pub(super) fn check(&self, call: usize) -> Result<(), String> {
         let (case, buffers) = (&self.case, &self.buffers);
         let (rank, ranks, round) = (self.comm.rank(), self.comm.size(), call / HALVES.len());
         match HALVES[call % HALVES.len()] {
@@ -152,6 +160,12 @@ impl<'a> Layer<'a> {
             }
             Half::CombineReceive => {
                 let inputs = inputs(case, rank, round);
+                let (inputs, missing) = case.present(ranks, round, &inputs);
+                let found = self.moe.missing().to_vec::<u32>();
+                let found = found.map_err(|error| error.to_string())?;
+                if found[..inputs.tokens] != missing {
+                    return Err(format!("missing: {found:?}, expected {missing:?}"));
+                }
                 buffers.check(case, &outputs(case, &inputs, expert(round)))
             }
         }
@@ -165,7 +179,7 @@ fn expert(round: usize) -> Expert {
 
 /// Waits until all ranks that make call number `call` have completed it. The victim makes `calls`
 /// calls. So no rank waits for another one than the victim.
-fn meet(comm: &Communicator, call: usize, calls: usize) {
+pub(super) fn meet(comm: &Communicator, call: usize, calls: usize) {
     let store = comm.store();
     let key = |rank: u32| format!("call {call} of rank {rank}");
     store.set(&key(comm.rank()), b"").expect("the store");
@@ -181,8 +195,7 @@ fn call_until_failure(comm: &Communicator, signal: i32, calls: usize) -> (usize,
         libc::SIGSTOP => (MoeLayout::RankMajor, TIMEOUT),
         _ => (MoeLayout::ExpertMajor, TEST_TIMEOUT),
     };
-    let mut layer = Layer::new(comm, layout).expect("a layer");
-    comm.set_timeout(timeout);
+    let mut layer = Layer::new(comm, layout, MissingRanks::Fail, timeout).expect("a layer");
     for call in 0..2 * HALVES.len() {
         if comm.rank() == VICTIM && call == calls {
             report("ready");
@@ -220,6 +233,11 @@ fn run_rank(signal: i32) {
         waited.as_secs_f64()
     ));
     report(&error);
+    end(comm);
+}
+
+/// Drops the communicator, and reports the number of the library's memory files that are left.
+pub(super) fn end(comm: Communicator) {
     drop(comm);
     // Threads of the library may hold the communicator for a short time.
     let began = Instant::now();
@@ -288,13 +306,13 @@ fn fail_victim(test: &str, signal: i32, case: Case) {
 }
 
 /// Returns the next report of a rank.
-fn next_report(rank: &mut Process, what: &str) -> String {
+pub(super) fn next_report(rank: &mut Process, what: &str) -> String {
     let said = rank.next_report(TEST_TIMEOUT);
     said.unwrap_or_else(|wrong| panic!("{what}: {wrong}"))
 }
 
 /// Checks that a rank has freed its memory, and waits for its end.
-fn check_end(rank: &mut Process, what: &str) {
+pub(super) fn check_end(rank: &mut Process, what: &str) {
     assert_eq!(next_report(rank, what), "0 memory files", "{what}");
     let ended = rank.succeed(TEST_TIMEOUT);
     ended.unwrap_or_else(|wrong| panic!("{what}: {wrong}"));

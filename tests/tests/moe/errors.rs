@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread;
 
 use fusewire::{
-    Communicator, DType, Dispatched, Error, MicroBatch, Moe, MoeConfig, MoeLayout, MoePayload,
-    MoeScales, ReduceOp, Tensor,
+    Communicator, DType, Dispatched, Error, MicroBatch, MissingRanks, Moe, MoeConfig, MoeLayout,
+    MoePayload, MoeReceived, MoeScales, MoeScalesLayout, ReduceOp, Tensor,
 };
 use fusewire_tests::device::device;
 use fusewire_tests::moe::{Expert, LAYOUTS, MoeCase, Routing, run};
@@ -197,6 +197,85 @@ fn invalid_configurations_are_refused() {
         run(comm, &case, 1)?;
         Ok(())
     });
+}
+
+#[test]
+fn settings_that_need_others_are_refused() {
+    let fp8 = MoeConfig::new(6, 2, 256, 4).payload(MoePayload::Fp8(MoeScales::F32));
+    let columns = |config: &MoeConfig| {
+        let config = config.clone();
+        config.scales_layout(MoeScalesLayout::ColumnMajor)
+    };
+    let converted = |config: &MoeConfig| config.clone().received(MoeReceived::Dequantized);
+    let same = MoeConfig::new(6, 2, 256, 4);
+    let rank_major = fp8.clone().layout(MoeLayout::RankMajor);
+    all(Setup::new(2), |comm| {
+        for config in [&same, &rank_major] {
+            assert_refused("columns", Moe::new(comm, &columns(config)), "column-major");
+            assert_refused(
+                "converted",
+                Moe::new(comm, &converted(config)),
+                "dequantized",
+            );
+        }
+        Moe::new(comm, &columns(&fp8))?.free()?;
+        Moe::new(comm, &converted(&fp8))?.free()?;
+        Ok(())
+    });
+    let setup = Setup {
+        team: 1,
+        ..Setup::new(2)
+    };
+    all(setup, |comm| {
+        let masked = MoeConfig::new(6, 2, 16, 4).missing_ranks(MissingRanks::Mask);
+        assert_refused("masked", Moe::new(comm, &masked), "network");
+        Ok(())
+    });
+    let messages = failing(Setup::new(2), |comm| {
+        let timeout = Duration::from_secs(5 + u64::from(comm.rank()));
+        Moe::new(comm, &MoeConfig::new(6, 2, 16, 4).timeout(timeout)).map(drop)
+    });
+    assert_all_contain(&messages, "timeout 6000000000 ns");
+}
+
+/// A graph whose dispatch reuses a routing is replayed after a dispatch of fewer tokens.
+#[test]
+fn a_routing_of_other_tokens_is_not_reused() {
+    if !launches_separately("launches in a multi-rank grid cannot be captured") {
+        return;
+    }
+    for layout in LAYOUTS {
+        let case = MoeCase {
+            layout,
+            ..MoeCase::new(6, 2, 16, 9)
+        };
+        let fewer = MoeCase {
+            tokens: 7,
+            ..case.clone()
+        };
+        let messages = failing(Setup::new(3), |comm| {
+            let layer = Layer::new(comm, &case)?;
+            let dispatched = layer.dispatch(0)?;
+            let x = layer.buffers.arguments(&case, 9)?.x;
+            comm.stream().begin_capture()?;
+            let again = layer.moe.redispatch(&x, &dispatched)?;
+            let graph = comm.stream().end_capture()?.instantiate()?;
+            graph.run(comm.stream())?;
+            comm.synchronize()?;
+            assert_refused(
+                "redispatch",
+                layer.moe.redispatch(&x, &dispatched),
+                "dispatch 1",
+            );
+            let it = layer.buffers.arguments(&fewer, 7)?;
+            layer.moe.dispatch(&it.x, &it.ids, &it.weights)?;
+            comm.synchronize()?;
+            drop(again);
+            graph.run(comm.stream())
+        });
+        assert_all_contain(&messages, "was of 7 tokens");
+        assert_all_contain(&messages, "has 9 tokens");
+    }
 }
 
 #[test]

@@ -289,7 +289,7 @@ fn overlapped() -> Vec<Entry> {
 /// before they overwrite memory, and programs that read rows while peers may write them.
 fn experts() -> Vec<Entry> {
     // The steps IDLE and DISPATCHED of a micro-batch.
-    let (idle, dispatched) = (Injected::Step(0), Injected::Step(2));
+    let (idle, dispatched) = (Injected::Step(0), Injected::Step(3));
     let mut entries = Vec::new();
     for (layout, mixture) in [
         ("expert-major", Mixture::new(EXPERT_MAJOR)),

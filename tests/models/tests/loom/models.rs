@@ -142,6 +142,7 @@ fn all_entries() -> Vec<Entry> {
         failures(),
         experts(),
         failing_experts(),
+        masking_experts(),
     ]
     .into_iter()
     .flatten()
@@ -1014,6 +1015,94 @@ fn experts() -> Vec<Entry> {
         )
         .within(20),
     );
+    entries
+}
+
+/// Returns launches of a mixture of experts whose ranks mask each other if one is late, which may
+/// happen in every wait.
+fn masking_moe<const N: usize>(mixture: Mixture, blocks: u32, launches: [Launch; N]) -> Scenario {
+    let mixture = Mixture {
+        layout: mixture.layout.with(MoeFlags::MASK),
+        ..mixture
+    };
+    let parts = Parts {
+        failure: true,
+        ..SIGNALS
+    };
+    let config = Config {
+        mixture: Some(mixture),
+        blocks,
+        ..two(parts)
+    };
+    let step = |launch| moe_step(launch).timeouts([1; 4]);
+    single(config, launches.map(step).to_vec())
+}
+
+/// Ranks of a mixture of experts that may mask each other.
+fn masking_experts() -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for (layout, mixture) in [
+        ("expert-major", Mixture::new(EXPERT_MAJOR)),
+        ("rank-major", Mixture::new(RANK_MAJOR)),
+    ] {
+        let mut add = |what: &str, bound, scenario| {
+            let name = format!("moe: late ranks are masked, {what}, {layout}, 2 ranks");
+            let entry = Entry::model(&name, bound, scenario);
+            entries.push(entry.tick(100_000).within(20));
+        };
+        add(
+            "2 rounds",
+            Bound::Preemptions(2),
+            masking_moe(mixture, 1, two_rounds()),
+        );
+        add(
+            "dispatch twice, combine twice",
+            Bound::Preemptions(2),
+            masking_moe(
+                mixture,
+                1,
+                [
+                    Launch::dispatch(0),
+                    Launch::dispatch(1),
+                    Launch::combine(1),
+                    Launch::combine(1).pass(1),
+                ],
+            ),
+        );
+        let two_tokens = Mixture {
+            max_tokens: 2,
+            capacity: 4,
+            ..mixture
+        };
+        add(
+            "2 blocks",
+            Bound::Preemptions(1),
+            masking_moe(
+                two_tokens,
+                2,
+                [
+                    Launch::dispatch(0).wait(),
+                    Launch::dispatch(0).interpret(),
+                    Launch::combine(0).wait(),
+                    Launch::combine(0).interpret(),
+                ],
+            ),
+        );
+        let absent = masking_moe(mixture, 1, two_rounds());
+        add(
+            "rank 1 is absent",
+            Bound::Exhaustive,
+            absent.with_fault(InjectedFault::Absent),
+        );
+    }
+    let bounded = Mixture {
+        capacity: 1,
+        ..Mixture::new(BOUNDED)
+    };
+    let scenario = masking_moe(bounded, 1, [Launch::dispatch(0), Launch::combine(0)]);
+    let name = "moe: late ranks are masked, a capacity that suffices, 2 ranks";
+    let entry = Entry::model(name, Bound::Preemptions(2), scenario);
+    entries.push(entry.tick(100_000).within(20));
     entries
 }
 
