@@ -10,7 +10,8 @@
  * reduce_scatter_v with factors; factors in device memory; objects other than byte strings; queues;
  * persistent and quantized operations; options and timeouts of single calls; set_timeout; split
  * with other options; plans; adopted communicators; hints; dup and reconfigure; hooks and the
- * flight recorder; the transport; user kernels.
+ * flight recorder; the transport; user kernels; the configuration of a mixture of experts, which
+ * the program has passed.
  *
  * RETURN VALUES. Functions return FUSEWIRE_OK (0) or a FUSEWIRE_ERROR_ code. fusewire_last_error()
  * returns the message of the calling thread's last failed call. A call with an invalid argument,
@@ -41,9 +42,10 @@
  * communicator on several streams run in the order in which they were issued.
  *
  * COMPATIBILITY. The first field of a struct is struct_size, which the program sets to the sizeof
- * of the struct. New fields are added at the end of a struct. An older program continues to work. A
- * newer program gets an error if it sets a field that an older library does not know. Zero is the
- * default of every field. In C: fusewire_norm norm = {.struct_size = sizeof norm, ...}; in C++,
+ * of the struct, also if a function writes the struct. New fields are added at the end of a struct.
+ * An older program continues to work. A newer program gets an error if it sets a field that an
+ * older library does not know; an older library writes zero to such a field. Zero is the default of
+ * every field. In C: fusewire_norm norm = {.struct_size = sizeof norm, ...}; in C++,
  * memset the struct first.
  */
 #ifndef FUSEWIRE_H
@@ -126,6 +128,7 @@ typedef struct fusewire_graph fusewire_graph; /* captured operations that can be
 typedef struct fusewire_ready_flags fusewire_ready_flags; /* one word per chunk or tile */
 typedef struct fusewire_window fusewire_window; /* memory that peers access by put and get */
 typedef struct fusewire_bytes fusewire_bytes;   /* byte strings that an operation returned */
+typedef struct fusewire_moe fusewire_moe;       /* a mixture of experts */
 
 /* Returns FUSEWIRE_VERSION of the library. */
 uint32_t fusewire_version(void);
@@ -813,6 +816,234 @@ int fusewire_all_gather_with_flags(const fusewire_comm *comm, const fusewire_com
                                    const fusewire_overlap *overlap, fusewire_work **work);
 int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire_comm *producer,
                                        const fusewire_overlap *overlap, fusewire_work **work);
+
+/* ---- Mixture of experts (docs/moe.md) ----
+   A router selects top_k experts for each token, and each rank holds some of the experts. A token
+   with one of its experts is a selection. Dispatch sends each token once to every rank that holds
+   any of its experts. The program computes the results of the experts. Combine returns the results
+   to the ranks of their tokens, and stores the weighted sum of the results of each token.
+
+   The functions fusewire_moe_dispatch*, fusewire_moe_redispatch* and fusewire_moe_combine* enqueue
+   on the stream of `comm` and return. They allocate no device memory and can be captured. They use
+   their buffers as an _async call does; in addition, combine reads `ids` and `weights` of its
+   dispatch. They have no work handle: fusewire_comm_synchronize waits, and returns the failure of
+   an operation. A failure, such as an expert that does not exist, fails the communicator on all
+   ranks; only missing ranks can be masked instead (FUSEWIRE_MOE_MASK_MISSING). If the communicator
+   has already failed, the call itself returns the failure. Buffers must be aligned to 16 bytes. If
+   the program computes on another stream than that of `comm`, it must order the accesses by events
+   of the driver.
+
+   All ranks call the same operations in the same order. The number of tokens may differ between
+   ranks, and may be 0. A dispatch may follow a dispatch without a combine, and a dispatch may be
+   combined twice. Results are bitwise identical in every run. */
+
+#define FUSEWIRE_MOE_PAYLOAD_SAME 0 /* tokens are sent in their type */
+#define FUSEWIRE_MOE_PAYLOAD_FP8 1  /* tokens are sent in E4M3, with a scale for each group of
+                                       FUSEWIRE_SCALE_GROUP elements */
+
+#define FUSEWIRE_MOE_EXPERT_MAJOR 0 /* a row for each selection of an expert of this rank, in the
+                                       order of expert, rank, token, selection */
+#define FUSEWIRE_MOE_RANK_MAJOR 1   /* a row for each token with an expert of this rank: the i-th
+                                       such token of rank r has row r * max_tokens + i */
+
+/* Flag: a rank that does not send within the timeout, or whose process has ended, does not fail the
+   communicator. Instead, this rank masks the missing rank and continues without it: neither sends
+   to it nor waits for it, and ignores what it still writes. Dispatch receives no tokens of a masked
+   rank, and the sums of combine lack the results of its experts. Weights do not change. Each rank
+   masks by itself. A mask lasts as long as the fusewire_moe. Other operations of the communicator
+   still fail if a rank is dead. */
+#define FUSEWIRE_MOE_MASK_MISSING 1
+/* Flag: the scales of the same group of all rows are contiguous, as tensor maps need it. Columns
+   start at multiples of 16 bytes. UE8M0 scales are then U32 words of the scales of four groups of a
+   row, the first in the lowest byte. Only for PAYLOAD_FP8 in EXPERT_MAJOR order. */
+#define FUSEWIRE_MOE_COLUMN_SCALES 2
+/* Flag: received rows are converted to the dtype of the configuration: the fp8 element times its
+   scale, in f32, rounded once. There are no scales. Only for PAYLOAD_FP8 in EXPERT_MAJOR order. */
+#define FUSEWIRE_MOE_DEQUANTIZE 4
+
+/* Configuration. Must be equal on all ranks. */
+typedef struct fusewire_moe_config {
+  size_t struct_size;     /* sizeof(fusewire_moe_config) */
+  uint32_t experts;       /* of all ranks */
+  uint32_t top_k;         /* experts of a token: from 1 to 16 */
+  uint64_t hidden;        /* elements of a token: a multiple of 8, or of 128 for PAYLOAD_FP8 */
+  uint64_t max_tokens;    /* of a rank */
+  uint64_t capacity;      /* limit of the rows of a rank in EXPERT_MAJOR order, with those that the
+                             alignment adds; default: all that can arrive. With fewer, the ranks
+                             first exchange the numbers of rows, which takes two more messages; if
+                             they exceed the capacity, dispatch fails before any row moves. */
+  uint64_t alignment;     /* in EXPERT_MAJOR order, the rows of each expert start at a multiple of
+                             this number; default: 1 */
+  uint32_t dtype;         /* of tokens and results: BF16 (or 0), F16, F32 */
+  uint32_t payload;       /* FUSEWIRE_MOE_PAYLOAD_SAME, FUSEWIRE_MOE_PAYLOAD_FP8 */
+  uint32_t scale_dtype;   /* PAYLOAD_FP8: F32 (or 0), or U8 for powers of two (UE8M0); else 0 */
+  uint32_t layout;        /* FUSEWIRE_MOE_EXPERT_MAJOR, FUSEWIRE_MOE_RANK_MAJOR */
+  uint32_t in_flight;     /* micro-batches: 1 (default) or 2, each with separate memory */
+  uint32_t local_experts; /* limit of the experts of a rank; default: experts divided by the number
+                             of ranks, rounded up */
+  uint32_t blocks;        /* of a launch; default: those of the communicator */
+  uint32_t flags;         /* FUSEWIRE_MOE_MASK_MISSING | FUSEWIRE_MOE_COLUMN_SCALES |
+                             FUSEWIRE_MOE_DEQUANTIZE */
+  double timeout_seconds; /* limit of every wait; default: that of the communicator. A rank that
+                             is itself waiting for a missing rank is masked after four times it. */
+} fusewire_moe_config;
+
+/* Sizes. */
+typedef struct fusewire_moe_info {
+  size_t struct_size;     /* sizeof(fusewire_moe_info) */
+  uint64_t rows;          /* of fusewire_moe_dispatched.x */
+  uint64_t results;       /* rows of the experts' results: `rows` in EXPERT_MAJOR order, otherwise
+                             rows * top_k */
+  uint64_t x_stride;      /* elements from a row of x to the next */
+  uint64_t scales_stride; /* elements (fusewire_moe_dispatched.scale_dtype) from the scales of a row
+                             to those of the next, or with COLUMN_SCALES from a column to the next;
+                             0 without scales */
+  uint64_t row_bytes;     /* bytes of a row that one rank sends to another */
+  uint64_t bytes;         /* bytes of memory on this rank, for all micro-batches */
+  uint32_t local_experts; /* limit of the experts of a rank */
+  uint32_t blocks;        /* of a launch */
+} fusewire_moe_info;
+
+/* The tokens that a rank has received. Functions write this struct; the program sets struct_size.
+   The addresses are in memory of the device and are the same for all dispatches of a micro-batch.
+   Each dispatch of the micro-batch overwrites the contents. In RANK_MAJOR order, x and scales are
+   valid until the next combine. Experts are numbered from 0 on each rank. Rows without a token have
+   the id -1 and keep their other contents.
+
+   In RANK_MAJOR order, x and scales are in the memory in which rows arrive: the program must not
+   write between the rows. */
+typedef struct fusewire_moe_dispatched {
+  size_t struct_size;      /* sizeof(fusewire_moe_dispatched) */
+  uint64_t moe;            /* these three identify the dispatch: do not change them */
+  uint64_t number;
+  uint32_t micro_batch;
+  uint32_t dtype;          /* of x: dtype of the configuration, or E4M3 */
+  uint32_t scale_dtype;    /* of scales: F32; U8 (UE8M0), or U32 with COLUMN_SCALES; 0 without */
+  uint32_t ids_per_row;    /* of ids and weights: 1 in EXPERT_MAJOR order, otherwise top_k */
+  uint64_t rows;           /* these three are those of fusewire_moe_info */
+  uint64_t x_stride;
+  uint64_t scales_stride;
+  void *x;                 /* `rows` rows of `hidden` elements, x_stride apart */
+  void *scales;            /* hidden / 128 for each row, scales_stride apart; with COLUMN_SCALES, a
+                              column of `rows` elements for each group, or for each four groups
+                              (U32), scales_stride apart; null without scales */
+  const uint32_t *counts;  /* EXPERT_MAJOR: rows of each expert, for local_experts experts;
+                              RANK_MAJOR: rows from each rank */
+  const uint32_t *offsets; /* EXPERT_MAJOR: the first row of each expert, and the end of the last
+                              one: local_experts + 1 elements; RANK_MAJOR: null */
+  const uint32_t *sources; /* rows x 2: the rank and the token of each row */
+  const int32_t *ids;      /* rows x ids_per_row: EXPERT_MAJOR: the expert of the row; RANK_MAJOR:
+                              the experts of the token, -1 for those of other ranks */
+  const float *weights;    /* rows x ids_per_row: the weights of the token for these experts */
+} fusewire_moe_dispatched;
+
+/* Allocates the memory and loads the kernels. All ranks call the function together, with the same
+   configuration. Fails if the communicator's backend is not "fusewire". Captures do not record this
+   call. A micro-batch counts as four of the windows that fusewire_alloc limits.
+
+   Expert e is expert e % n of rank e / n, with n = ceil(experts / ranks);
+   fusewire_moe_set_placement changes this. */
+int fusewire_moe_create(const fusewire_comm *comm, const fusewire_moe_config *config,
+                        fusewire_moe **moe);
+
+/* Frees the memory that peers can write. All ranks call the function together; if a rank is dead,
+   call only fusewire_moe_destroy. The call waits until no operation uses the memory. Graphs that
+   use it must not be replayed any more. Afterwards only fusewire_moe_destroy may use the handle;
+   other functions return FUSEWIRE_ERROR_ARGUMENT. */
+int fusewire_moe_free(const fusewire_comm *comm, const fusewire_moe *moe);
+
+/* Destroys a handle, before the communicator's last handle is destroyed. Releases the memory,
+   except memory that peers can write and that was not freed, which stays until the communicator is
+   destroyed. Null is allowed. */
+int fusewire_moe_destroy(fusewire_moe *moe);
+
+/* Stores the sizes in `info`, whose struct_size the program has set. */
+int fusewire_moe_query(const fusewire_moe *moe, fusewire_moe_info *info);
+
+/* Sends each token of this rank to the ranks of its experts, and receives the tokens for the
+   experts of this rank. `micro_batch` is less than in_flight. `tokens` is at most max_tokens. `x`
+   has `hidden` elements of each token, `ids` top_k experts, and `weights` their weights. A
+   selection with a negative id is not sent. An expert that a token selects twice counts twice.
+   `ids` and `weights` must stay allocated and unchanged until the last combine or redispatch of
+   this dispatch has ended.
+
+   Stores the addresses of the result in `dispatched`, whose struct_size the program has set. The
+   contents are valid for work that is enqueued on the stream afterwards. After a failed call, all
+   other fields are zero. */
+int fusewire_moe_dispatch(const fusewire_comm *comm, const fusewire_moe *moe, uint32_t micro_batch,
+                          const void *x, const int32_t *ids, const float *weights,
+                          uint64_t tokens, fusewire_moe_dispatched *dispatched);
+
+/* The halves of fusewire_moe_dispatch. Between them, the program can enqueue a computation, or a
+   half of the other micro-batch. The result is valid after _receive. */
+int fusewire_moe_dispatch_send(const fusewire_comm *comm, const fusewire_moe *moe,
+                               uint32_t micro_batch, const void *x, const int32_t *ids,
+                               const float *weights, uint64_t tokens,
+                               fusewire_moe_dispatched *dispatched);
+int fusewire_moe_dispatch_receive(const fusewire_comm *comm, const fusewire_moe *moe,
+                                  const fusewire_moe_dispatched *dispatched);
+
+/* Dispatches other tokens to the same experts: uses the ids and weights of `previous`, the result
+   of the last dispatch of its micro-batch, without reading the ids and counting them again. The
+   experts are on the ranks on which they were then. `x` has as many tokens. All ranks call the
+   function together. `dispatched` may be `previous`, and is not changed by a call that fails. */
+int fusewire_moe_redispatch(const fusewire_comm *comm, const fusewire_moe *moe, const void *x,
+                            const fusewire_moe_dispatched *previous,
+                            fusewire_moe_dispatched *dispatched);
+
+/* The sending half of fusewire_moe_redispatch. fusewire_moe_dispatch_receive is the other one. */
+int fusewire_moe_redispatch_send(const fusewire_comm *comm, const fusewire_moe *moe, const void *x,
+                                 const fusewire_moe_dispatched *previous,
+                                 fusewire_moe_dispatched *dispatched);
+
+/* Returns the results of the experts to the ranks of their tokens, and stores the weighted sums of
+   this rank's tokens in `out`: 0 + weight * result + weight * result .. in the order of the token's
+   selections, in f32, without fused multiply-add, rounded once. A token without experts has the sum
+   0. `dispatched` is the result of the last dispatch of its micro-batch; otherwise the call returns
+   FUSEWIRE_ERROR_ARGUMENT.
+
+   `y` has `results` rows of `hidden` elements (fusewire_moe_info), of the configuration's dtype. In
+   EXPERT_MAJOR order, row i is the result for row i of dispatched->x, and `y` may be dispatched->x
+   if it has this type. In RANK_MAJOR order, row i * top_k + k is the result for row i of its expert
+   k. Other rows are not read. `out` has `hidden` elements for each token of the dispatch. */
+int fusewire_moe_combine(const fusewire_comm *comm, const fusewire_moe *moe, const void *y,
+                         const fusewire_moe_dispatched *dispatched, void *out);
+
+/* The halves of fusewire_moe_combine. */
+int fusewire_moe_combine_send(const fusewire_comm *comm, const fusewire_moe *moe, const void *y,
+                              const fusewire_moe_dispatched *dispatched);
+int fusewire_moe_combine_receive(const fusewire_comm *comm, const fusewire_moe *moe,
+                                 const fusewire_moe_dispatched *dispatched, void *out);
+
+/* Assigns expert e to rank ranks[e]. The experts of a rank are numbered in their order. `count`
+   must be the number of experts, and `ranks` is in host memory. All ranks must set the same
+   placement between the same operations. Waits until operations that use the placement have
+   ended. */
+int fusewire_moe_set_placement(const fusewire_moe *moe, const uint32_t *ranks, uint64_t count);
+
+/* Stores in `places` the device address of the place of each expert: rank << 16 | number of the
+   expert on the rank. Each dispatch reads the places, so kernels may change them between operations
+   and between replays of a graph, in the same way on all ranks. */
+int fusewire_moe_placement(const fusewire_moe *moe, uint32_t **places);
+
+/* Stores in `tokens` the device address of the number of selections of each expert of this rank
+   (local_experts elements), over all dispatches. */
+int fusewire_moe_tokens_per_expert(const fusewire_moe *moe, uint64_t **tokens);
+
+/* Stores in `nanoseconds` the device address of the time for which block 0 has waited for the rows
+   of each rank, over all dispatches, from the start of the wait for all ranks. */
+int fusewire_moe_wait_ns(const fusewire_moe *moe, uint64_t **nanoseconds);
+
+/* Stores in `mask` the device address of the state of each rank (FUSEWIRE_MOE_MASK_MISSING): 0 if
+   the rank takes part, 1 if this rank has masked it because it was late, 2 because its process had
+   ended. */
+int fusewire_moe_mask(const fusewire_moe *moe, uint32_t **mask);
+
+/* Stores in `missing` the device address of a word for each token of this rank (max_tokens words),
+   which each combine of the micro-batch writes with FUSEWIRE_MOE_MASK_MISSING: bit k is 1 if the
+   sum of the token lacks the result of its selection k. Words after the last token keep their
+   contents. */
+int fusewire_moe_missing(const fusewire_moe *moe, uint32_t micro_batch, uint32_t **missing);
 
 /* ---- Work and graphs ---- */
 

@@ -26,6 +26,7 @@ mod comm;
 mod error;
 mod handle;
 mod memory;
+mod moe;
 mod norm;
 mod operations;
 mod overlap;
@@ -53,6 +54,15 @@ pub use self::error::{codes, fusewire_last_error};
 pub use self::memory::{
     fusewire_alloc, fusewire_deregister, fusewire_download, fusewire_free, fusewire_register,
     fusewire_upload,
+};
+pub use self::moe::{
+    FusewireMoe, FusewireMoeConfig, FusewireMoeDispatched, FusewireMoeInfo, fusewire_moe_combine,
+    fusewire_moe_combine_receive, fusewire_moe_combine_send, fusewire_moe_create,
+    fusewire_moe_destroy, fusewire_moe_dispatch, fusewire_moe_dispatch_receive,
+    fusewire_moe_dispatch_send, fusewire_moe_free, fusewire_moe_mask, fusewire_moe_missing,
+    fusewire_moe_placement, fusewire_moe_query, fusewire_moe_redispatch,
+    fusewire_moe_redispatch_send, fusewire_moe_set_placement, fusewire_moe_tokens_per_expert,
+    fusewire_moe_wait_ns,
 };
 pub use self::norm::{
     fusewire_all_reduce_norm, fusewire_all_reduce_norm_async, fusewire_reduce_scatter_norm,

@@ -70,6 +70,20 @@ pub mod numbers {
     pub const FUSEWIRE_SCALE_GROUP: u32 = 128;
     /// Flag of sampling: programmatic dependent launch.
     pub const FUSEWIRE_VOCAB_DEPENDENT: u32 = 1;
+    /// Payload of a mixture of experts: the type of the tokens.
+    pub const FUSEWIRE_MOE_PAYLOAD_SAME: u32 = 0;
+    /// Payload of a mixture of experts: fp8 with a scale for each 128 elements.
+    pub const FUSEWIRE_MOE_PAYLOAD_FP8: u32 = 1;
+    /// Layout of a mixture of experts: a row for each selection, in the order of the experts.
+    pub const FUSEWIRE_MOE_EXPERT_MAJOR: u32 = 0;
+    /// Layout of a mixture of experts: a row for each token, in the order of the ranks.
+    pub const FUSEWIRE_MOE_RANK_MAJOR: u32 = 1;
+    /// Flag of a mixture of experts: mask missing ranks.
+    pub const FUSEWIRE_MOE_MASK_MISSING: u32 = 1;
+    /// Flag of a mixture of experts: scales in columns.
+    pub const FUSEWIRE_MOE_COLUMN_SCALES: u32 = 2;
+    /// Flag of a mixture of experts: convert received rows from fp8 to the type of the tokens.
+    pub const FUSEWIRE_MOE_DEQUANTIZE: u32 = 4;
 }
 
 /// `fusewire_options`. Zero selects the default of each field.
@@ -188,8 +202,8 @@ pub struct FusewireVocab {
     pub log_sum_exp: *mut c_void,
 }
 
-/// Structs that C code fills. Their fields are numbers and addresses, and the first field is the
-/// size of the struct.
+/// Structs that C code or the library fills. Their fields are numbers and addresses, and the first
+/// field is the size of the struct, which C code sets.
 ///
 /// # Safety
 /// Every bit pattern must be a valid value of the type. The type's first field must be a `usize`.
@@ -292,6 +306,28 @@ pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -
     // SAFETY: all bytes are initialised, and every bit pattern is a valid value
     // (`VersionedStruct`).
     Ok(unsafe { value.assume_init() })
+}
+
+/// Writes `value` to the struct at `to`, except for the first field, which is its size in bytes.
+/// Leaves out fields that an older program does not know. Sets bytes of a newer program that this
+/// library does not know to zero.
+///
+/// # Safety
+/// `to` is null, or writable for the number of bytes in its first field, which is readable.
+pub(crate) unsafe fn write<T: VersionedStruct>(operation: &str, to: *mut T, value: T) -> Outcome {
+    // SAFETY: the caller passes null or a struct, whose first field is readable.
+    let size = unsafe { struct_size(operation, to.cast_const())? };
+    let (first, known) = (size_of::<usize>(), size.min(size_of::<T>()));
+    let from = (&raw const value).cast::<u8>();
+    // SAFETY: `first <= known`, because `struct_size` returns at least `T::FIRST`. `known` is at
+    // most `size`, which the caller guarantees to be writable, and at most the size of `T`. `value`
+    // is a local variable, so source and destination do not overlap.
+    unsafe {
+        let at = to.cast::<u8>();
+        core::ptr::copy_nonoverlapping(from.add(first), at.add(first), known - first);
+        at.add(known).write_bytes(0, size - known);
+    }
+    Ok(())
 }
 
 /// Returns the type of elements with this number.

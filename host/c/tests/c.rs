@@ -242,13 +242,17 @@ fn the_example_fails_where_the_result_is_not_what_it_expects() {
     }
 }
 
-/// Runs the program `tests/NAME.c` on `size` ranks and checks that it finds no wrong result.
+/// Runs the program `tests/NAME.c` on `size` ranks, which the program has as `RANKS`, and checks
+/// that it finds no wrong result.
 fn check_program(name: &str, size: u32) {
     if !has("cc") {
         return;
     }
     let source = here().join(format!("tests/{name}.c"));
-    let program = compile(&C, &source, name, &here().join("include")).expect("it compiles");
+    let ranks = format!("-DRANKS={size}");
+    let compiler = [&C[..], &[ranks.as_str()]].concat();
+    let name = format!("{name}-{size}");
+    let program = compile(&compiler, &source, &name, &here().join("include")).expect("it compiles");
     let outputs = run_ranks(size, &program, |rank, port| {
         vec![device(), rank.to_string(), format!("127.0.0.1:{port}")]
     });
@@ -272,6 +276,16 @@ fn rooted_vector_and_batched_operations() {
 #[test]
 fn windows() {
     check_program("windows", 3);
+}
+
+#[test]
+fn mixture_of_experts() {
+    check_program("moe", 2);
+}
+
+#[test]
+fn mixture_of_experts_on_four_ranks() {
+    check_program("moe", 4);
 }
 
 #[test]

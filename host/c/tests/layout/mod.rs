@@ -7,7 +7,8 @@ use core::mem::offset_of;
 
 use fusewire::{Compare, DType};
 use fusewire_c::{
-    FusewireBytes, FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap,
+    FusewireBytes, FusewireComm, FusewireGraph, FusewireMoe, FusewireMoeConfig,
+    FusewireMoeDispatched, FusewireMoeInfo, FusewireNorm, FusewireOptions, FusewireOverlap,
     FusewireP2p, FusewireReadyFlags, FusewireVocab, FusewireWindow, FusewireWindowOptions,
     FusewireWork, codes, numbers,
 };
@@ -33,6 +34,7 @@ c_types!(
     c_void = "void",
     u32 = "uint32_t",
     u64 = "uint64_t",
+    f32 = "float",
     f64 = "double",
     FusewireComm = "fusewire_comm",
     FusewireWork = "fusewire_work",
@@ -46,6 +48,10 @@ c_types!(
     FusewireWindow = "fusewire_window",
     FusewireWindowOptions = "fusewire_window_options",
     FusewireBytes = "fusewire_bytes",
+    FusewireMoe = "fusewire_moe",
+    FusewireMoeConfig = "fusewire_moe_config",
+    FusewireMoeInfo = "fusewire_moe_info",
+    FusewireMoeDispatched = "fusewire_moe_dispatched",
 );
 
 impl<T: CType> CType for *const T {
@@ -142,6 +148,14 @@ impl Lines {
             barriers cells);
         fields!(lines, "fusewire_overlap" FusewireOverlap: struct_size dtype op target flags count
             chunk input output ready_flags);
+        fields!(lines, "fusewire_moe_config" FusewireMoeConfig: struct_size experts top_k hidden
+            max_tokens capacity alignment dtype payload scale_dtype layout in_flight local_experts
+            blocks flags timeout_seconds);
+        fields!(lines, "fusewire_moe_info" FusewireMoeInfo: struct_size rows results x_stride
+            scales_stride row_bytes bytes local_experts blocks);
+        fields!(lines, "fusewire_moe_dispatched" FusewireMoeDispatched: struct_size moe number
+            micro_batch dtype scale_dtype ids_per_row rows x_stride scales_stride x scales counts
+            offsets sources ids weights);
         numbers_of!(lines from codes: FUSEWIRE_OK FUSEWIRE_ERROR_ARGUMENT FUSEWIRE_ERROR_TIMEOUT
             FUSEWIRE_ERROR_MISMATCH FUSEWIRE_ERROR_PEER FUSEWIRE_ERROR_ABORTED FUSEWIRE_ERROR_FAILED
             FUSEWIRE_ERROR_BOOTSTRAP FUSEWIRE_ERROR_COMMUNICATOR FUSEWIRE_ERROR_DEVICE
@@ -169,7 +183,10 @@ impl Lines {
         numbers_of!(lines from numbers:
             FUSEWIRE_NORM_RMS FUSEWIRE_NORM_LAYER FUSEWIRE_NORM_UNIT_OFFSET FUSEWIRE_NORM_DEPENDENT
             FUSEWIRE_SCALE_NONE FUSEWIRE_SCALE_STATIC FUSEWIRE_SCALE_ROWS FUSEWIRE_SCALE_GROUPS
-            FUSEWIRE_SCALE_GROUP FUSEWIRE_VOCAB_DEPENDENT);
+            FUSEWIRE_SCALE_GROUP FUSEWIRE_VOCAB_DEPENDENT
+            FUSEWIRE_MOE_PAYLOAD_SAME FUSEWIRE_MOE_PAYLOAD_FP8
+            FUSEWIRE_MOE_EXPERT_MAJOR FUSEWIRE_MOE_RANK_MAJOR FUSEWIRE_MOE_MASK_MISSING
+            FUSEWIRE_MOE_COLUMN_SCALES FUSEWIRE_MOE_DEQUANTIZE);
         functions!(lines:
             fusewire_version() fusewire_last_error() fusewire_comm_from_env(_, _, _)
             fusewire_comm_create(_, _, _, _, _, _, _) fusewire_comm_split(_, _, _, _, _)
@@ -233,7 +250,17 @@ impl Lines {
             fusewire_ready_flags_wait(_, _) fusewire_ready_flags_add(_, _, _)
             fusewire_ready_flags_stream_wait(_, _, _) fusewire_ready_flags_stream_write(_, _, _, _)
             fusewire_all_gather_with_flags(_, _, _, _)
-            fusewire_reduce_scatter_on_arrival(_, _, _, _) fusewire_work_wait(_, _)
+            fusewire_reduce_scatter_on_arrival(_, _, _, _)
+            fusewire_moe_create(_, _, _) fusewire_moe_free(_, _) fusewire_moe_destroy(_)
+            fusewire_moe_query(_, _) fusewire_moe_dispatch(_, _, _, _, _, _, _, _)
+            fusewire_moe_dispatch_send(_, _, _, _, _, _, _, _)
+            fusewire_moe_dispatch_receive(_, _, _) fusewire_moe_redispatch(_, _, _, _, _)
+            fusewire_moe_redispatch_send(_, _, _, _, _) fusewire_moe_combine(_, _, _, _, _)
+            fusewire_moe_combine_send(_, _, _, _) fusewire_moe_combine_receive(_, _, _, _)
+            fusewire_moe_set_placement(_, _, _) fusewire_moe_placement(_, _)
+            fusewire_moe_tokens_per_expert(_, _) fusewire_moe_wait_ns(_, _)
+            fusewire_moe_mask(_, _) fusewire_moe_missing(_, _, _)
+            fusewire_work_wait(_, _)
             fusewire_work_join(_, _) fusewire_work_destroy(_) fusewire_capture_begin(_)
             fusewire_capture_end(_, _) fusewire_graph_run(_, _) fusewire_graph_launch(_, _)
             fusewire_graph_destroy(_)
