@@ -196,6 +196,26 @@ fn bad_arguments_are_one_line_and_status_2() {
             &["perf", "barrier", "--plot", "chart.svg"],
             "barrier has no sizes to plot",
         ),
+        (
+            &["perf", "moe_dispatch", "-d", "i32"],
+            "moe_dispatch: it is for f32, f16 and bf16",
+        ),
+        (
+            &["perf", "moe_combine", "--hidden", "100"],
+            "--hidden 100; a multiple of 8 is needed",
+        ),
+        (
+            &["perf", "moe_combine", "--top-k", "17"],
+            "1 to 16 are possible",
+        ),
+        (
+            &["perf", "moe_combine", "--top-k", "0"],
+            "1 to 16 are possible",
+        ),
+        (
+            &["perf", "moe_dispatch", "--experts", "4"],
+            "--top-k 8, but there are only 4 experts (--experts)",
+        ),
     ];
     for &(arguments, message) in cases {
         let output = output(arguments);
@@ -239,7 +259,7 @@ fn every_operation_is_verified_and_written_as_json() {
     let mut operations: Vec<&str> = Vec::new();
     for row in &rows {
         let mut keys: Vec<&str> = row.keys().map(String::as_str).collect();
-        let mut expected = [
+        let mut expected = vec![
             "operation",
             "device",
             "backend",
@@ -261,14 +281,18 @@ fn every_operation_is_verified_and_written_as_json() {
             "busbw_gbps",
             "wrong",
         ];
+        let operation = row["operation"].as_str().expect("a name");
+        if operation.starts_with("moe_") {
+            expected.push("moe");
+        }
         keys.sort_unstable();
         expected.sort_unstable();
         assert_eq!(keys, expected);
         assert_eq!(row["wrong"], 0);
-        operations.push(row["operation"].as_str().expect("a name"));
+        operations.push(operation);
     }
     operations.dedup();
-    assert_eq!(operations.len(), 14, "{operations:?}");
+    assert_eq!(operations.len(), 16, "{operations:?}");
     let svg = std::fs::read_to_string(&plot).expect("a chart");
     assert!(svg.starts_with("<svg") && svg.contains("all_reduce"));
 }
@@ -295,6 +319,88 @@ fn a_wrong_element_is_found_and_gives_status_1() {
             text.contains("rank 1: all_gather") && text.contains("index 255"),
             "{text}"
         );
+    }
+}
+
+#[test]
+fn wrong_rows_descriptions_and_sums_of_experts_are_found() {
+    let run = |operation: &str| {
+        let arguments =
+            format!("perf {operation} --threads --ranks 2 --bytes 16K --iterations 1 --corrupt 1");
+        let output = output(&arguments.split(' ').collect::<Vec<_>>());
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        text
+    };
+    let text = run("moe_dispatch");
+    for wrong in ["f32", "counts", "sources", "ids", "weights", "offsets"] {
+        let line = format!("rank 1: moe_dispatch of 16384 bytes, {wrong}: 1 wrong");
+        // Before and after the samples.
+        assert_eq!(text.matches(&line).count(), 2, "{wrong}: {text}");
+    }
+    let text = run("moe_combine");
+    let line = "rank 1: moe_combine of 16384 bytes, f32: 1 wrong, the first at index 4095";
+    assert_eq!(text.matches(line).count(), 2, "{text}");
+}
+
+#[test]
+fn a_mixture_of_experts_reports_the_bytes_that_a_rank_sends() {
+    let output_of = |arguments: &str| output(&arguments.split(' ').collect::<Vec<_>>());
+    // Each token selects all experts: two on each rank. A rank sends each token once, and two
+    // results for each token of the other rank.
+    for more in ["", " --graph", " --threads", " --unregistered --in-place"] {
+        let measured = output_of(&format!(
+            "perf moe_dispatch,moe_combine --ranks 2 --hidden 64 --experts 4 --top-k 4 -b 8 -e 1K \
+             -f 4 -d bf16 -n 3 --json -{more}"
+        ));
+        let rows = rows(&measured);
+        // 8, 32 and 128 bytes are one token.
+        let bytes: Vec<_> = rows.iter().map(|row| row["bytes"].as_u64()).collect();
+        let sizes = [Some(128), Some(512)];
+        assert_eq!(bytes, [sizes, sizes].concat());
+        for row in &rows {
+            let bandwidth = |key: &str| row[key].as_f64().expect("a number");
+            let sent = if row["operation"] == "moe_dispatch" {
+                1.0
+            } else {
+                2.0
+            };
+            let (algbw, busbw) = (bandwidth("algbw_gbps"), bandwidth("busbw_gbps"));
+            // Both are rounded to three decimals.
+            assert!((busbw - sent * algbw).abs() < 0.003, "{row:?}");
+            assert_eq!(row["wrong"], 0);
+            assert_eq!(row["in_place"], false);
+            let layer = serde_json::json!({"hidden": 64, "experts": 4, "top_k": 4});
+            assert_eq!(row["moe"], layer);
+        }
+    }
+}
+
+#[test]
+fn a_mixture_of_experts_has_a_smaller_largest_size() {
+    let arguments = "perf moe_combine --threads --ranks 2 --top-k 16 --min-bytes 4M -n 1 -w 1 \
+                     --no-check --json -";
+    let measured = output(&arguments.split(' ').collect::<Vec<_>>());
+    let bytes: Vec<_> = rows(&measured)
+        .iter()
+        .map(|row| row["bytes"].as_u64())
+        .collect();
+    // 64 MiB / 16.
+    assert_eq!(bytes, [Some(4 << 20)]);
+}
+
+#[test]
+fn the_help_lists_the_operations() {
+    let output = output(&["perf", "--help"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for name in [
+        "all_reduce",
+        "send_recv",
+        "moe_dispatch",
+        "moe_combine",
+        "--top-k",
+    ] {
+        assert!(text.contains(name), "{name}: {text}");
     }
 }
 

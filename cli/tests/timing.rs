@@ -152,3 +152,18 @@ fn calls_on_a_gpu_are_verified() {
         assert_eq!(text.matches("rank 1: all_reduce").count(), 2, "{text}");
     }
 }
+
+#[test]
+fn a_mixture_of_experts_is_timed_and_verified_on_a_gpu() {
+    for operation in ["moe_dispatch", "moe_combine"] {
+        for graph in ["", " --graph"] {
+            let run = perf(&format!(
+                "{operation} --bytes 1K --hidden 64 --experts 6 --top-k 3 -n 3 -w 1 --device cuda \
+                 --batch 5{graph}"
+            ));
+            let row = run.row();
+            assert_eq!(row["timing"], "gpu_events");
+            assert_eq!((&row["batch"], &row["wrong"]), (&5.into(), &0.into()));
+        }
+    }
+}

@@ -5,6 +5,7 @@ use fusewire::{Communicator, DType, Result, Tensor};
 
 use super::Settings;
 use super::case::Case;
+use super::moe::{ExpertLayer, Experts};
 use super::operation::{Kind, counts, hidden, split};
 
 /// Number of guard elements before and after every buffer. No operation may change them.
@@ -53,6 +54,11 @@ pub(crate) struct Buffers {
     pub(crate) weight: Tensor,
     /// Counts, or the output's splits and then the input's, for the operations that take them.
     pub(crate) counts: Vec<u64>,
+    /// Set for the operations of a mixture of experts. The output of dispatch and the input of
+    /// combine are the memory of the rows that this rank receives.
+    pub(crate) experts: Option<Experts>,
+    /// Further outputs of dispatch, with their names.
+    descriptions: Vec<(&'static str, Tensor)>,
     /// True if input and output share memory.
     pub(crate) in_place: bool,
     /// The guard elements before and after the output, or before and after the buffer that contains
@@ -68,6 +74,9 @@ impl Buffers {
         kind: Kind,
         count: usize,
     ) -> Result<Self> {
+        if let Some(layer) = kind.layer() {
+            return Self::of_experts(comm, arena, kind, layer, count);
+        }
         let (ranks, rank, dtype) = (comm.size(), comm.rank(), settings.dtype);
         let in_place = settings.in_place && kind.has_in_place() || kind == Kind::Broadcast;
         let (given, gotten) = kind.shape(count, ranks, rank);
@@ -101,6 +110,8 @@ impl Buffers {
             residual: comm.tensor(dtype, if fused { count } else { 0 })?,
             weight: comm.tensor(dtype, if fused { hidden(count) } else { 0 })?,
             counts,
+            experts: None,
+            descriptions: Vec::new(),
             in_place: shared || kind == Kind::Broadcast,
             guards: [
                 around.0.slice(0, GUARD)?,
@@ -111,11 +122,59 @@ impl Buffers {
         })
     }
 
-    /// Poisons the output and the guards, and writes the inputs of `case`. No operation in flight
+    /// Creates the buffers of an operation of a mixture of experts.
+    fn of_experts(
+        comm: &Communicator,
+        arena: &Arena,
+        kind: Kind,
+        layer: ExpertLayer,
+        count: usize,
+    ) -> Result<Self> {
+        let (tokens, sums) = (&arena.input, &arena.output);
+        let tokens = tokens.slice(GUARD, count)?;
+        let experts = Experts::new(comm, layer, &tokens)?;
+        let (rows, after) = experts.rows()?;
+        let (input, output, guards, descriptions) = match kind {
+            Kind::MoeCombine(_) => {
+                let guards = [sums.slice(0, GUARD)?, sums.slice(GUARD + count, GUARD)?];
+                (rows, sums.slice(GUARD, count)?, guards, Vec::new())
+            }
+            _ => {
+                let after = after.slice(0, after.len().min(GUARD))?;
+                let guards = [after.slice(0, 0)?, after];
+                (tokens, rows, guards, experts.descriptions()?)
+            }
+        };
+        Ok(Self {
+            input,
+            output,
+            residual: comm.tensor(arena.input.dtype(), 0)?,
+            weight: comm.tensor(arena.input.dtype(), 0)?,
+            counts: Vec::new(),
+            experts: Some(experts),
+            descriptions,
+            in_place: false,
+            guards,
+        })
+    }
+
+    /// Frees memory that peers can access. All ranks must call this together.
+    pub(crate) fn free(self) -> Result<()> {
+        self.experts.map_or(Ok(()), Experts::free)
+    }
+
+    /// Returns all outputs, with their names in messages.
+    fn outputs(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+        let descriptions = self.descriptions.iter();
+        let descriptions = descriptions.map(|(name, tensor)| (*name, tensor));
+        core::iter::once((self.output.dtype().name(), &self.output)).chain(descriptions)
+    }
+
+    /// Poisons the outputs and the guards, and writes the inputs of `case`. No operation in flight
     /// may use this memory.
     pub(crate) fn prepare(&self, case: &Case) -> Result<()> {
         self.guards.iter().try_for_each(poison)?;
-        poison(&self.output)?;
+        self.outputs().try_for_each(|(_, output)| poison(output))?;
         self.residual
             .copy_from_bytes(&case.residual(self.residual.len()))?;
         self.weight
@@ -126,10 +185,28 @@ impl Buffers {
         Ok(())
     }
 
+    /// Compares the outputs with the reference. Returns the first difference of each output that
+    /// differs, and the name of the output.
+    pub(crate) fn differences(
+        &self,
+        case: &Case,
+        exact: bool,
+    ) -> Result<Vec<(&'static str, Difference)>> {
+        let mut differences = Vec::new();
+        if let Some(difference) = self.difference(case, exact)? {
+            differences.push((self.output.dtype().name(), difference));
+        }
+        for ((name, tensor), expected) in self.descriptions.iter().zip(case.descriptions()) {
+            let difference = first_difference(&expected, &tensor.to_bytes()?, tensor.dtype());
+            differences.extend(difference.map(|difference| (*name, difference)));
+        }
+        Ok(differences)
+    }
+
     /// Compares the output with the reference and returns the first difference. If `exact` is
     /// false, ignores differences of f32, f16 and bf16 within the rounding error, because some
     /// backends reduce the ranks in another order.
-    pub(crate) fn difference(&self, case: &Case, exact: bool) -> Result<Option<Difference>> {
+    fn difference(&self, case: &Case, exact: bool) -> Result<Option<Difference>> {
         let Some(expected) = case.expected() else {
             return Ok(None);
         };
@@ -179,13 +256,15 @@ impl Buffers {
         Ok(touched as u64)
     }
 
-    /// Corrupts the last element of the output. The comparison must then report a mismatch.
+    /// Corrupts the last element of each output. The comparison must then report a mismatch.
     pub(crate) fn flip(&self) -> Result<()> {
-        let mut bytes = self.output.to_bytes()?;
-        if let Some(last) = bytes.last_mut() {
-            *last ^= 1;
-        }
-        self.output.copy_from_bytes(&bytes)
+        self.outputs().try_for_each(|(_, output)| {
+            let mut bytes = output.to_bytes()?;
+            if let Some(last) = bytes.last_mut() {
+                *last ^= 1;
+            }
+            output.copy_from_bytes(&bytes)
+        })
     }
 }
 

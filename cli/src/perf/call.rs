@@ -1,13 +1,13 @@
-//! The call of an operation.
+//! The call of an operation, and its algorithm.
 
-use fusewire::{Collective, Communicator, Norm, ReduceOp, Result};
+use fusewire::{Collective, Communicator, Norm, Op, ReduceOp, Result};
 
 use super::buffers::Buffers;
 use super::operation::{EPSILON, Kind, ROOT};
 
 /// Returns the collective of a kind: the send of a [`Kind::SendRecv`], and `None` for fused norms,
-/// whose operands [`norm`] returns.
-pub(crate) fn collective<'a>(
+/// whose operands [`norm`] returns, and for mixtures of experts, which are no collectives.
+fn collective<'a>(
     comm: &Communicator,
     kind: Kind,
     op: ReduceOp,
@@ -31,12 +31,15 @@ pub(crate) fn collective<'a>(
         }
         Kind::SendRecv => Collective::send(input, (comm.rank() + 1) % ranks),
         Kind::Barrier => Collective::barrier(),
-        Kind::AllReduceNorm | Kind::ReduceScatterNorm => return None,
+        Kind::AllReduceNorm
+        | Kind::ReduceScatterNorm
+        | Kind::MoeDispatch(_)
+        | Kind::MoeCombine(_) => return None,
     })
 }
 
 /// Returns the arguments of the fused norm.
-pub(crate) fn norm(buffers: &Buffers) -> Norm<'_> {
+fn norm(buffers: &Buffers) -> Norm<'_> {
     let Buffers {
         input,
         output,
@@ -47,6 +50,34 @@ pub(crate) fn norm(buffers: &Buffers) -> Norm<'_> {
     Norm::rms(output, input, weight, EPSILON).with_residual(residual)
 }
 
+/// Returns the name of the algorithm. The operations of a mixture of experts have only one, which
+/// has no name.
+pub(crate) fn algorithm(
+    comm: &Communicator,
+    kind: Kind,
+    op: ReduceOp,
+    buffers: &Buffers,
+) -> Result<&'static str> {
+    if buffers.experts.is_some() {
+        return Ok("none");
+    }
+    let algorithm = match collective(comm, kind, op, buffers) {
+        Some(collective) => comm.plan(collective.op())?.algorithm,
+        None if kind == Kind::ReduceScatterNorm => {
+            let hidden = buffers.weight.len();
+            let op = Op::ReduceScatterNorm {
+                rows: buffers.output.len() / hidden,
+                hidden,
+                dtype: buffers.output.dtype(),
+                digest: 0,
+            };
+            comm.plan(&op)?.algorithm
+        }
+        None => comm.plan_norm(&norm(buffers))?,
+    };
+    Ok(algorithm.name())
+}
+
 /// Runs one call. If `enqueue` is true, only enqueues the call.
 pub(crate) fn call(
     comm: &Communicator,
@@ -55,6 +86,13 @@ pub(crate) fn call(
     buffers: &Buffers,
     enqueue: bool,
 ) -> Result<()> {
+    if let Some(experts) = &buffers.experts {
+        match kind {
+            Kind::MoeCombine(_) => experts.combine(&buffers.output)?,
+            _ => experts.dispatch(&buffers.input)?,
+        }
+        return if enqueue { Ok(()) } else { comm.synchronize() };
+    }
     let issue = |collective| match enqueue {
         true => comm.enqueue(collective).map(drop),
         false => comm.execute(collective),

@@ -1,8 +1,9 @@
 //! The inputs of every rank, and the expected outputs.
 
-use fusewire::testing::reference::{fill, reduce, rms_norm};
+use fusewire::testing::reference::{fill, narrow, reduce, rms_norm, widen};
 use fusewire::{DType, ReduceOp};
 
+use super::moe::{ExpertLayer, Routing};
 use super::operation::{EPSILON, Kind, ROOT, counts, hidden, split};
 
 /// Period of the inputs in elements. It is prime, so reading at an offset that is wrong by a power
@@ -56,7 +57,11 @@ impl Case {
             let shape = kind.shape(count, ranks, rank);
             (shape.0.max(input), shape.1.max(output))
         });
-        let length = longest.min(PERIOD);
+        // The rows that an expert receives exceed the tokens of a rank.
+        let length = match kind.layer() {
+            Some(_) => PERIOD,
+            None => longest.min(PERIOD),
+        };
         let patterns: Vec<Vec<u8>> = (0..ranks)
             .map(|rank| fill(dtype, rank, call, length))
             .collect();
@@ -162,6 +167,13 @@ impl Case {
             }
             Kind::AllReduceNorm => out = self.normalised(0),
             Kind::ReduceScatterNorm => out = self.normalised(rank * count),
+            Kind::MoeDispatch(layer) => {
+                for row in self.routing(layer).received(self.rank) {
+                    let start = row.token * layer.hidden;
+                    self.repeat(&p[row.rank], start, layer.hidden, &mut out);
+                }
+            }
+            Kind::MoeCombine(layer) => out = self.combined(layer),
             Kind::Barrier | Kind::Reduce | Kind::Gather => return None,
         }
         Some(out)
@@ -173,5 +185,40 @@ impl Case {
         self.repeat(&self.reduced, start, self.count, &mut sum);
         let (residual, weight) = (self.residual(self.count), self.weight(hidden(self.count)));
         rms_norm(self.dtype, &sum, &residual, &weight, EPSILON).0
+    }
+
+    fn routing(&self, layer: ExpertLayer) -> Routing {
+        Routing::new(layer, self.ranks, self.count / layer.hidden)
+    }
+
+    /// Returns the expected sums of the results of this rank's tokens, if the result of row i is
+    /// row i of a rank's input.
+    fn combined(&self, layer: ExpertLayer) -> Vec<u8> {
+        let (hidden, top_k) = (layer.hidden, layer.top_k as usize);
+        let widen = |pattern: &Vec<u8>| widen(self.dtype, pattern);
+        let patterns: Vec<Vec<f32>> = self.patterns.iter().map(widen).collect();
+        let routing = self.routing(layer);
+        let tokens = routing.selections(self.rank).chunks_exact(top_k);
+        let mut sums = vec![0.0; self.count];
+        for (sums, selections) in sums.chunks_exact_mut(hidden).zip(tokens) {
+            for selection in selections {
+                let pattern = &patterns[selection.rank()];
+                let start = selection.row() * hidden % pattern.len();
+                let results = pattern.iter().cycle().skip(start);
+                for (sum, result) in sums.iter_mut().zip(results) {
+                    *sum += selection.weight() * result;
+                }
+            }
+        }
+        narrow(self.dtype, &sums)
+    }
+
+    /// Returns the expected descriptions of the rows that this rank receives, in the order of
+    /// [`Buffers::descriptions`](super::buffers::Buffers).
+    pub(crate) fn descriptions(&self) -> Vec<Vec<u8>> {
+        match self.kind {
+            Kind::MoeDispatch(layer) => self.routing(layer).descriptions(self.rank).into(),
+            _ => Vec::new(),
+        }
     }
 }

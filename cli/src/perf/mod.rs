@@ -4,6 +4,7 @@
 mod buffers;
 mod call;
 mod case;
+mod moe;
 mod operation;
 mod parse;
 mod plot;
@@ -24,20 +25,17 @@ use fusewire::{
     Algorithm, DType, Determinism, Device, MAX_SIZE, Options, ReduceOp, new_comm, run_threads_on,
 };
 
+use self::moe::ExpertLayer;
 use self::operation::Kind;
 use self::row::Row;
 use crate::Usage;
 use crate::launcher::{self, Job};
 
-/// Default of the largest size.
-const MAX_BYTES: u64 = 64 << 20;
-
 /// Arguments of `fusewire perf`. A size is a number of bytes, with K, M, G or T for powers of 1024:
 /// 64, 1.5K, 2MiB.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Operations, separated by commas, or `all`.
-    #[arg(required = true)]
+    #[arg(required = true, help = operations_help())]
     operations: Vec<String>,
     /// Number of ranks (default: the number of cores, at least 2 and at most 8).
     #[arg(long)]
@@ -56,7 +54,8 @@ pub(crate) struct Arguments {
     /// Smallest size.
     #[arg(short = 'b', long, default_value = "8")]
     min_bytes: String,
-    /// Largest size (default: 64M, or the smallest size if that is larger).
+    /// Largest size (default: 64M, for moe_dispatch and moe_combine 64M / --top-k; or the smallest
+    /// size if that is larger).
     #[arg(short = 'e', long)]
     max_bytes: Option<String>,
     /// Measure only this size.
@@ -119,6 +118,18 @@ pub(crate) struct Arguments {
     /// mismatch.
     #[arg(long, hide = true)]
     corrupt: Option<u32>,
+    #[command(flatten)]
+    layer: ExpertLayer,
+}
+
+/// Returns the description of the argument with the operations.
+fn operations_help() -> String {
+    let all = Kind::all(ExpertLayer::DEFAULT);
+    let names: Vec<&str> = all.iter().map(|kind| kind.name()).collect();
+    format!(
+        "Operations, separated by commas, or `all`: {}",
+        names.join(", ")
+    )
 }
 
 /// The arguments after validation.
@@ -127,7 +138,8 @@ pub(crate) struct Settings {
     pub(crate) operations: Vec<Kind>,
     pub(crate) ranks: u32,
     pub(crate) min_bytes: u64,
-    pub(crate) max_bytes: u64,
+    /// `None` selects the default of each operation.
+    pub(crate) max_bytes: Option<u64>,
     pub(crate) factor: u64,
     pub(crate) dtype: DType,
     pub(crate) op: ReduceOp,
@@ -149,16 +161,26 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns the nominal sizes of an operation, in bytes.
+    /// Returns the largest nominal size of an operation, in bytes.
+    fn max_bytes(&self, kind: Kind) -> u64 {
+        let default = || kind.max_bytes().max(self.min_bytes);
+        self.max_bytes.unwrap_or_else(default)
+    }
+
+    /// Returns the nominal sizes of an operation, in bytes. Each gives a different number of
+    /// elements.
     pub(crate) fn sizes(&self, kind: Kind) -> Vec<u64> {
         if kind.sizeless() {
             return vec![0];
         }
+        let max_bytes = self.max_bytes(kind);
         let next = |bytes: &u64| Some(bytes.saturating_mul(self.factor).max(1));
         let sizes = core::iter::successors(Some(self.min_bytes), next);
+        let mut sizes: Vec<u64> = sizes
+            .take_while(|bytes| *bytes <= max_bytes && *bytes < u64::MAX)
+            .collect();
+        sizes.dedup_by_key(|bytes| kind.count(*bytes, self.dtype, self.ranks));
         sizes
-            .take_while(|bytes| *bytes <= self.max_bytes && *bytes < u64::MAX)
-            .collect()
     }
 
     /// Returns true if the rows are also written to a file. The file must be complete even if the
@@ -171,7 +193,7 @@ impl Settings {
     /// Returns the number of elements of the longest buffer of any rank.
     pub(crate) fn longest(&self) -> usize {
         let shapes = self.operations.iter().flat_map(|kind| {
-            let count = kind.count(self.max_bytes, self.dtype, self.ranks);
+            let count = kind.count(self.max_bytes(*kind), self.dtype, self.ranks);
             (0..self.ranks).map(move |rank| kind.shape(count, self.ranks, rank))
         });
         shapes
@@ -181,14 +203,21 @@ impl Settings {
     }
 
     /// Returns an error if the memory of this host cannot hold the buffers: an input and an output
-    /// for every rank, and a copy of each for the check.
+    /// for every rank, a copy of each for the check, and the memory of a layer with experts.
     fn check_memory(&self) -> anyhow::Result<()> {
-        let bytes = self.longest() as u64 * self.dtype.size() as u64;
-        let needed = bytes.saturating_mul(4 * u64::from(self.ranks));
+        let layer = |kind: &Kind| {
+            let count = kind.count(self.max_bytes(*kind), self.dtype, self.ranks) as u64;
+            count.saturating_mul(kind.layer_memory(self.ranks))
+        };
+        let layer = self.operations.iter().map(layer).max().unwrap_or(0);
+        let elements = layer.saturating_add(4 * self.longest() as u64);
+        let each = elements.saturating_mul(self.dtype.size() as u64);
+        let needed = each.saturating_mul(u64::from(self.ranks));
+        let max_bytes = self.operations.iter().map(|kind| self.max_bytes(*kind));
         match available_memory() {
             Some(available) if needed > available => Err(usage(format!(
                 "--max-bytes {}: {} ranks need {} MiB, {} MiB are available",
-                self.max_bytes,
+                max_bytes.max().unwrap_or(0),
                 self.ranks,
                 needed >> 20,
                 available >> 20
@@ -323,23 +352,24 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
         .algorithm
         .parse()
         .map_err(|error: fusewire::Error| usage(error.to_string()))?;
-    let (min_bytes, max_bytes) = match (&arguments.bytes, &arguments.max_bytes) {
-        (Some(bytes), _) => (parse::bytes(bytes)?, parse::bytes(bytes)?),
-        (None, Some(max)) => (parse::bytes(&arguments.min_bytes)?, parse::bytes(max)?),
-        (None, None) => {
-            let min = parse::bytes(&arguments.min_bytes)?;
-            (min, min.max(MAX_BYTES))
-        }
+    let bytes = |text: &Option<String>| text.as_deref().map(parse::bytes).transpose();
+    let (min_bytes, max_bytes) = match bytes(&arguments.bytes)? {
+        Some(bytes) => (bytes, Some(bytes)),
+        None => (
+            parse::bytes(&arguments.min_bytes)?,
+            bytes(&arguments.max_bytes)?,
+        ),
     };
-    if min_bytes > max_bytes {
+    let largest = max_bytes.unwrap_or(min_bytes);
+    if min_bytes > largest {
         return Err(usage(format!(
-            "--min-bytes {min_bytes} is above --max-bytes {max_bytes}"
+            "--min-bytes {min_bytes} is above --max-bytes {largest}"
         )));
     }
     // Rejects sizes that no machine can hold: every rank allocates an input, an output and guards.
-    if max_bytes > 1 << 40 {
+    if largest > 1 << 40 {
         return Err(usage(format!(
-            "--max-bytes {max_bytes} is more than memory can hold"
+            "--max-bytes {largest} is more than memory can hold"
         )));
     }
     if arguments.factor < 2 {
@@ -383,17 +413,14 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
     if arguments.compare.is_some_and(|compare| compare > 1) {
         return Err(usage("-c takes 0 or 1".to_owned()));
     }
-    let list = arguments.operations.join(",");
-    let (mut operations, mut notes) = parse::operations(&list, dtype, op, ranks)?;
-    if arguments.backend != "fusewire" && list == "all" {
-        let is_fused = |kind: &mut Kind| kind.is_norm();
-        notes.extend(operations.extract_if(.., is_fused).map(|kind| {
-            format!(
-                "{} is left out: backend {} has no fused operations",
-                kind.name(),
-                arguments.backend
-            )
-        }));
+    arguments.layer.check()?;
+    let (operations, mut notes) = parse::operations(
+        &arguments.operations.join(","),
+        &Kind::all(arguments.layer),
+        |kind| kind.refuses(dtype, op, ranks, &arguments.backend),
+    )?;
+    if let Some(layer) = operations.iter().find_map(|kind| kind.layer()) {
+        notes.extend(layer.notes());
     }
     if let Some(path) = &arguments.plot {
         plot::check(path, &operations)?;

@@ -2,6 +2,8 @@
 
 use fusewire::{DType, Operation, ReduceOp};
 
+use super::moe::{ExpertLayer, Routing};
+
 /// An operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -19,17 +21,22 @@ pub(crate) enum Kind {
     Barrier,
     AllReduceNorm,
     ReduceScatterNorm,
+    MoeDispatch(ExpertLayer),
+    MoeCombine(ExpertLayer),
 }
 
 /// Reason why an operation cannot run.
 #[derive(Clone, Debug)]
 pub(crate) enum Refusal {
-    /// The operation does not support the type or the number of ranks. `all` skips the operation.
+    /// The operation does not support the type, the number of ranks or the backend. `all` skips the
+    /// operation.
     Kind(String),
     /// The reduction does not support the type. This is an error, even with `all`.
     Op(String),
 }
 
+/// Default of the largest size of a collective.
+const MAX_BYTES: u64 = 64 << 20;
 /// Maximum length of a row of the fused norm.
 pub(crate) const HIDDEN: usize = 1024;
 /// Value that the fused norm adds to the mean of squares.
@@ -67,10 +74,12 @@ impl Kind {
         })
     }
 
-    /// Returns all kinds, in the order in which `all` runs them.
-    pub(crate) fn all() -> Vec<Self> {
+    /// Returns all kinds, in the order in which `all` runs them. Those of a mixture of experts have
+    /// the sizes of `layer`.
+    pub(crate) fn all(layer: ExpertLayer) -> Vec<Self> {
         let all = Operation::ALL.iter();
         all.filter_map(|operation| Self::of(*operation).ok())
+            .chain([Self::MoeDispatch(layer), Self::MoeCombine(layer)])
             .collect()
     }
 
@@ -78,6 +87,8 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::SendRecv => "send_recv",
+            Self::MoeDispatch(_) => "moe_dispatch",
+            Self::MoeCombine(_) => "moe_combine",
             _ => Operation::ALL
                 .iter()
                 .find(|operation| Self::of(**operation) == Ok(self))
@@ -95,10 +106,25 @@ impl Kind {
         matches!(self, Self::AllReduceNorm | Self::ReduceScatterNorm)
     }
 
+    /// Returns the sizes of the layer if the operation is part of a mixture of experts.
+    pub(crate) const fn layer(self) -> Option<ExpertLayer> {
+        match self {
+            Self::MoeDispatch(layer) | Self::MoeCombine(layer) => Some(layer),
+            _ => None,
+        }
+    }
+
     /// Returns the reason why the operation cannot run, or `None` if it can.
-    pub(crate) fn refuses(self, dtype: DType, op: ReduceOp, ranks: u32) -> Option<Refusal> {
+    pub(crate) fn refuses(
+        self,
+        dtype: DType,
+        op: ReduceOp,
+        ranks: u32,
+        backend: &str,
+    ) -> Option<Refusal> {
         let code = op.code();
-        let fused = matches!(dtype, DType::F32 | DType::F16 | DType::Bf16);
+        let is_fused = self.is_norm() || self.layer().is_some();
+        let has_fused = matches!(dtype, DType::F32 | DType::F16 | DType::Bf16);
         if self.reduces() && !dtype.is_reducible() {
             Some(Refusal::Kind(format!("{} has no reductions", dtype.name())))
         } else if self.reduces() && !code.supports(dtype) {
@@ -107,8 +133,12 @@ impl Kind {
                 dtype.name(),
                 code.name()
             )))
-        } else if self.is_norm() && !fused {
+        } else if is_fused && !has_fused {
             Some(Refusal::Kind("it is for f32, f16 and bf16".to_owned()))
+        } else if is_fused && backend != "fusewire" {
+            Some(Refusal::Kind(format!(
+                "backend {backend} has no fused operations"
+            )))
         } else if self == Self::SendRecv && ranks == 1 {
             Some(Refusal::Kind("one rank has no peer".to_owned()))
         } else {
@@ -123,11 +153,18 @@ impl Kind {
 
     /// Returns true if the operation can run in place.
     pub(crate) const fn has_in_place(self) -> bool {
-        !matches!(self, Self::AllToAllV | Self::SendRecv | Self::Barrier)
+        !matches!(self, Self::AllToAllV | Self::SendRecv | Self::Barrier) && self.layer().is_none()
+    }
+
+    /// Returns the default of the largest size. The rows of the experts have up to `top_k` times
+    /// the size of the tokens.
+    pub(crate) fn max_bytes(self) -> u64 {
+        MAX_BYTES / u64::from(self.layer().map_or(1, |layer| layer.top_k))
     }
 
     /// Returns the number of elements of a row for a nominal size. As in nccl-tests, the nominal
-    /// size is the total size of the input or of the output, whichever is larger.
+    /// size is the total size of the input or of the output, whichever is larger. In a mixture of
+    /// experts, it is the size of a rank's tokens, of which there is at least one.
     pub(crate) fn count(self, bytes: u64, dtype: DType, ranks: u32) -> usize {
         let elements = (bytes / dtype.size() as u64) as usize;
         match self {
@@ -135,6 +172,9 @@ impl Kind {
             Self::Barrier => 0,
             Self::AllReduceNorm => whole_rows(elements),
             Self::ReduceScatterNorm => whole_rows(elements / ranks as usize),
+            Self::MoeDispatch(layer) | Self::MoeCombine(layer) => {
+                (elements / layer.hidden).max(1) * layer.hidden
+            }
             _ => elements / ranks as usize,
         }
     }
@@ -147,7 +187,9 @@ impl Kind {
             | Self::Reduce
             | Self::SendRecv
             | Self::Barrier
-            | Self::AllReduceNorm => 1,
+            | Self::AllReduceNorm
+            | Self::MoeDispatch(_)
+            | Self::MoeCombine(_) => 1,
             Self::AllGatherV | Self::AllToAllV => {
                 // The parts differ by rank. The nominal size is the size of the largest output.
                 let most = (0..ranks)
@@ -160,19 +202,28 @@ impl Kind {
         rows * (count * dtype.size()) as u64
     }
 
-    /// Returns the ratio of bus bandwidth to algorithm bandwidth. The bus bandwidth corresponds to
-    /// the load of the busiest link.
-    pub(crate) fn bus_factor(self, ranks: u32) -> f64 {
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth, for rows of `count` elements. The
+    /// bus bandwidth corresponds to the load of the busiest link.
+    pub(crate) fn bus_factor(self, count: usize, ranks: u32) -> f64 {
         let n = f64::from(ranks);
         match self {
             Self::AllReduce | Self::AllReduceNorm => 2.0 * (n - 1.0) / n,
             Self::Broadcast | Self::Reduce | Self::SendRecv => 1.0,
             Self::Barrier => 0.0,
+            Self::MoeDispatch(layer) => {
+                let tokens = count / layer.hidden;
+                Routing::new(layer, ranks, tokens).dispatched() as f64 / tokens as f64
+            }
+            Self::MoeCombine(layer) => {
+                let tokens = count / layer.hidden;
+                Routing::new(layer, ranks, tokens).combined() as f64 / tokens as f64
+            }
             _ => (n - 1.0) / n,
         }
     }
 
     /// Returns the numbers of input and output elements of `rank`, for rows of `count` elements.
+    /// The rows of experts are not among them, because the library allocates their memory.
     pub(crate) fn shape(self, count: usize, ranks: u32, rank: u32) -> (usize, usize) {
         let n = ranks as usize;
         match self {
@@ -180,7 +231,9 @@ impl Kind {
             | Self::Broadcast
             | Self::Reduce
             | Self::SendRecv
-            | Self::AllReduceNorm => (count, count),
+            | Self::AllReduceNorm
+            | Self::MoeDispatch(_)
+            | Self::MoeCombine(_) => (count, count),
             Self::Barrier => (0, 0),
             Self::ReduceScatter | Self::ReduceScatterNorm => (n * count, count),
             Self::AllGather => (count, n * count),
@@ -200,6 +253,15 @@ impl Kind {
                 (sent as usize, received as usize)
             }
         }
+    }
+
+    /// Returns the number of elements, for each of `count`, of the memory of a mixture of experts
+    /// that an operation with `ranks` ranks and its check use.
+    pub(crate) fn layer_memory(self, ranks: u32) -> u64 {
+        self.layer().map_or(0, |layer| {
+            // Rows of tokens in a window, results in a window, rows of experts, two copies of them.
+            u64::from(layer.top_k.min(ranks) + 4 * layer.top_k)
+        })
     }
 
     /// Returns the overlap of input and output in an in-place call. The flag is true if the input

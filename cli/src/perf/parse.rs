@@ -60,21 +60,21 @@ const REDUCTIONS: [&str; 9] = [
     "bxor",
 ];
 
-/// Parses a list of operations that are separated by commas or blanks. `all` skips operations that
-/// do not support the type. Returns the operations, and notes about the skipped ones.
+/// Parses a list of operations of `all`, separated by commas or blanks. The list `all` skips those
+/// that do not support the type or the backend. Returns the operations, and notes about the skipped
+/// ones.
 pub(super) fn operations(
     list: &str,
-    dtype: DType,
-    op: ReduceOp,
-    ranks: u32,
+    all: &[Kind],
+    refuses: impl Fn(Kind) -> Option<Refusal>,
 ) -> anyhow::Result<(Vec<Kind>, Vec<String>)> {
     let is_all = list.trim() == "all";
     let named: Vec<Kind> = if is_all {
-        Kind::all()
+        all.to_vec()
     } else {
         list.split([',', ' '])
             .filter(|name| !name.is_empty())
-            .map(operation)
+            .map(|name| operation(name, all))
             .collect::<anyhow::Result<_>>()?
     };
     if named.is_empty() {
@@ -82,7 +82,7 @@ pub(super) fn operations(
     }
     let (mut kept, mut notes) = (Vec::new(), Vec::new());
     for kind in named {
-        match kind.refuses(dtype, op, ranks) {
+        match refuses(kind) {
             None => kept.push(kind),
             Some(Refusal::Kind(reason)) if is_all => {
                 notes.push(format!("{} is left out: {reason}", kind.name()));
@@ -95,8 +95,7 @@ pub(super) fn operations(
     Ok((kept, notes))
 }
 
-fn operation(name: &str) -> anyhow::Result<Kind> {
-    let kinds = Kind::all();
+fn operation(name: &str, kinds: &[Kind]) -> anyhow::Result<Kind> {
     if let Some(kind) = kinds.iter().find(|kind| kind.name() == name) {
         return Ok(*kind);
     }
@@ -104,7 +103,7 @@ fn operation(name: &str) -> anyhow::Result<Kind> {
     if let Some(Err(reason)) = others.next().map(|other| Kind::of(*other)) {
         return Err(usage(format!("{name} is not measured: {reason}")));
     }
-    let names: Vec<_> = kinds.into_iter().map(Kind::name).collect();
+    let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
     Err(usage(format!(
         "operation \"{name}\" is none of {}, all{}",
         names.join(", "),
@@ -219,7 +218,12 @@ pub(super) fn bytes(text: &str) -> anyhow::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::moe::ExpertLayer;
     use super::*;
+
+    fn all() -> Vec<Kind> {
+        Kind::all(ExpertLayer::DEFAULT)
+    }
 
     #[test]
     fn sizes() {
@@ -257,7 +261,7 @@ mod tests {
 
     #[test]
     fn close_names_are_suggested() {
-        let operations: Vec<_> = Kind::all().into_iter().map(Kind::name).collect();
+        let operations: Vec<_> = all().into_iter().map(Kind::name).collect();
         let dtypes = DType::ALL.map(DType::name);
         for (name, names, expected) in [
             ("allreduce", &operations[..], "all_reduce"),
@@ -265,6 +269,7 @@ mod tests {
             ("AllToAll", &operations[..], "all_to_all"),
             ("brodcast", &operations[..], "broadcast"),
             ("sendrecv", &operations[..], "send_recv"),
+            ("moe-dispatch", &operations[..], "moe_dispatch"),
             ("float", &dtypes[..], "f32"),
             ("float32", &dtypes[..], "f32"),
             ("bfloat16", &dtypes[..], "bf16"),
@@ -284,14 +289,21 @@ mod tests {
 
     #[test]
     fn lists_may_have_blanks() {
-        let (kinds, _) = operations(
-            "all_reduce, broadcast  gather,",
-            DType::F32,
-            ReduceOp::Sum,
-            2,
-        )
-        .expect("a list");
+        let parsed = |list| operations(list, &all(), |_| None);
+        let (kinds, _) = parsed("all_reduce, broadcast  gather,").expect("a list");
         assert_eq!(kinds, [Kind::AllReduce, Kind::Broadcast, Kind::Gather]);
-        assert!(operations(" , ", DType::F32, ReduceOp::Sum, 2).is_err());
+        assert!(parsed(" , ").is_err());
+    }
+
+    #[test]
+    fn all_skips_operations_that_the_backend_cannot_run() {
+        let refuses = |kind: Kind| kind.refuses(DType::F32, ReduceOp::Sum, 2, "gloo");
+        let (kinds, notes) = operations("all", &all(), refuses).expect("the others");
+        assert_eq!((kinds.len(), notes.len()), (12, 4));
+        let note = "moe_combine is left out: backend gloo has no fused operations";
+        assert!(notes.iter().any(|other| other == note), "{notes:?}");
+        let named = operations("moe_combine", &all(), refuses);
+        let error = named.expect_err("a refusal").to_string();
+        assert_eq!(error, "moe_combine: backend gloo has no fused operations");
     }
 }

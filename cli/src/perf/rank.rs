@@ -2,11 +2,11 @@
 
 use std::io::IsTerminal;
 
-use fusewire::{Communicator, Op, ReduceOp, Result};
+use fusewire::{Communicator, ReduceOp, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::buffers::{Arena, Buffers};
-use super::call::{call, collective, norm};
+use super::call::{algorithm, call};
 use super::case::{Case, factor};
 use super::operation::Kind;
 use super::report::Report;
@@ -87,22 +87,9 @@ fn measure(
     }
     let mut all = [wrong];
     comm.all_reduce(all.as_mut_slice(), ReduceOp::Sum)?;
-    let algorithm = match collective(comm, kind, settings.op, &buffers) {
-        Some(collective) => comm.plan(collective.op())?.algorithm,
-        None if kind == Kind::ReduceScatterNorm => {
-            let hidden = buffers.weight.len();
-            let op = Op::ReduceScatterNorm {
-                rows: count / hidden,
-                hidden,
-                dtype: settings.dtype,
-                digest: 0,
-            };
-            comm.plan(&op)?.algorithm
-        }
-        None => comm.plan_norm(&norm(&buffers))?,
-    };
+    let algorithm = algorithm(comm, kind, settings.op, &buffers)?;
     samples.times.sort_by(f64::total_cmp);
-    Ok(Row::new(
+    let row = Row::new(
         settings,
         kind,
         comm,
@@ -111,7 +98,10 @@ fn measure(
         buffers.in_place,
         &samples,
         wrong.max(all[0]),
-    ))
+    );
+    drop(exec);
+    buffers.free()?;
+    Ok(row)
 }
 
 /// Runs one call with new inputs and poisoned outputs. Compares every element, the guards around
@@ -149,11 +139,10 @@ fn verified(
     let exact = comm
         .backend_impl()
         .is_none_or(|backend| backend.is_bitwise());
-    if let Some(difference) = buffers.difference(&case, exact || !kind.reduces())? {
+    for (output, difference) in buffers.differences(&case, exact || !kind.reduces())? {
         complain(format_args!(
-            "rank {rank}: {} of {bytes} bytes, {}: {difference}",
-            kind.name(),
-            settings.dtype.name()
+            "rank {rank}: {} of {bytes} bytes, {output}: {difference}",
+            kind.name()
         ));
         wrong += difference.wrong as u64;
     }

@@ -1,9 +1,10 @@
 //! A row of the output: an operation at a size.
 
-use fusewire::{Algorithm, Communicator};
+use fusewire::Communicator;
 use serde::Serialize;
 
 use super::Settings;
+use super::moe::ExpertLayer;
 use super::operation::Kind;
 use super::timing::{Samples, Timing};
 
@@ -19,6 +20,9 @@ pub(crate) struct Row {
     pub(crate) dtype: &'static str,
     pub(crate) redop: &'static str,
     pub(crate) algorithm: &'static str,
+    /// Sizes of the layer, if the operation is part of a mixture of experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) moe: Option<ExpertLayer>,
     pub(crate) in_place: bool,
     pub(crate) graph: bool,
     /// Method of measurement.
@@ -43,7 +47,7 @@ impl Row {
         kind: Kind,
         comm: &Communicator,
         count: usize,
-        algorithm: Algorithm,
+        algorithm: &'static str,
         in_place: bool,
         samples: &Samples,
         wrong: u64,
@@ -67,7 +71,8 @@ impl Row {
             } else {
                 "none"
             },
-            algorithm: algorithm.name(),
+            algorithm,
+            moe: kind.layer(),
             in_place,
             graph: settings.graph,
             timing: Timing::of(comm).name(),
@@ -77,7 +82,7 @@ impl Row {
             median_us: rounded(median_us),
             p99_us: rounded(times[(times.len() * 99 / 100).min(times.len() - 1)]),
             algbw_gbps: rounded(algbw_gbps),
-            busbw_gbps: rounded(algbw_gbps * kind.bus_factor(comm.size())),
+            busbw_gbps: rounded(algbw_gbps * kind.bus_factor(count, comm.size())),
             wrong,
         }
     }
