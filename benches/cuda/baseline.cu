@@ -1,9 +1,11 @@
 // The CUDA C++ baseline for Fusewire's kernels. It implements published algorithms (vLLM's custom
-// all-reduce, the packets of NCCL's LL and MSCCL++) for this comparison. The number of ranks is a
+// all-reduce, the packets of NCCL's LL and MSCCL++, the mixtures of experts of TensorRT-LLM and
+// DeepEP) for this comparison. The number of ranks is a
 // template constant, so all loops over ranks are unrolled and all peers' addresses are in the
 // constant bank.
 //
-// Entries are named KERNEL_TYPE_RANKS (and _VECTORS for the norms). Arguments are passed without
+// Entries are named KERNEL_TYPE_RANKS (and _VECTORS for the norms). The type of a dispatch is that
+// of the payload. Arguments are passed without
 // structs; benches/src/versus_cuda/entries.rs has the same list. Counts are in 16-byte vectors and
 // have 32 bits.
 //
@@ -12,6 +14,7 @@
 
 #include "all_reduce.cuh"
 #include "fused.cuh"
+#include "moe.cuh"
 #include "packets.cuh"
 #include "costs.cuh"
 
@@ -87,6 +90,53 @@
         barrier_turns<R, Order::Release>(pads, turns, rank);                                       \
     }
 
+#define DISPATCHES(NAME, PAYLOAD, KIND, TEAM, R)                                                   \
+    ENTRY                                                                                          \
+    moe_dispatch_##TEAM##_##NAME##_##R(                                                            \
+        const __grid_constant__ Peers<R> pads, const __grid_constant__ Peers<R> arrivals,          \
+        const __grid_constant__ Peers<R> infos, const void *x, const void *experts,                \
+        const void *weights, void *slots, u32 count, u32 capacity, u32 width, u32 per_rank,        \
+        u32 rank) {                                                                                \
+        const Tokens tokens = {x, experts, weights, slots, count, capacity, width};                \
+        moe_dispatch<PAYLOAD, KIND, R>(pads, arrivals, infos, tokens, per_rank, rank);             \
+    }                                                                                              \
+    ENTRY                                                                                          \
+    moe_dispatch_experts_##TEAM##_##NAME##_##R(                                                    \
+        const __grid_constant__ Peers<R> pads, const __grid_constant__ Peers<R> arrivals,          \
+        const __grid_constant__ Peers<R> infos, const void *x, const void *experts,                \
+        const void *weights, void *slots, void *rows, void *offsets, void *origins,                \
+        void *row_weights, u32 count, u32 capacity, u32 width, u32 per_rank, u32 rank) {           \
+        const Tokens tokens = {x, experts, weights, slots, count, capacity, width};                \
+        const ExpertRows out = {rows, offsets, origins, row_weights};                              \
+        moe_dispatch_experts<PAYLOAD, KIND, R>(pads, arrivals, infos, tokens, out, per_rank,       \
+                                               rank);                                              \
+    }
+
+#define COMBINES(R)                                                                                \
+    ENTRY                                                                                          \
+    moe_combine_pull_bf16_##R(const __grid_constant__ Peers<R> pads,                               \
+                              const __grid_constant__ Peers<R> results, const void *weights,       \
+                              const void *slots, void *output, u32 count, u32 capacity, u32 width, \
+                              u32 rank) {                                                          \
+        moe_combine_pull<R>(pads, results, weights, slots, output, count, capacity, width, rank);  \
+    }                                                                                              \
+    ENTRY                                                                                          \
+    moe_combine_push_bf16_##R(const __grid_constant__ Peers<R> pads,                               \
+                              const __grid_constant__ Peers<R> results, const void *y,             \
+                              const void *offsets, const void *origins, const void *weights,       \
+                              const void *slots, void *output, u32 count, u32 width, u32 per_rank, \
+                              u32 rank) {                                                          \
+        moe_combine_push<R>(pads, results, y, offsets, origins, weights, slots, output, count,     \
+                            width, per_rank, rank);                                                \
+    }
+
+#define MOE(R)                                                                                     \
+    DISPATCHES(bf16, PlainPayload, TeamKind::Block, block, R)                                      \
+    DISPATCHES(bf16, PlainPayload, TeamKind::Warp, warp, R)                                        \
+    DISPATCHES(e4m3, Fp8Payload, TeamKind::Block, block, R)                                        \
+    DISPATCHES(e4m3, Fp8Payload, TeamKind::Warp, warp, R)                                          \
+    COMBINES(R)
+
 #define NORMS(NAME, T, R) NORMS_OF(NAME, T, R, 1) NORMS_OF(NAME, T, R, 2) NORMS_OF(NAME, T, R, 4)
 #define TYPE(NAME, T)                                                                              \
     ALL_REDUCE(NAME, T, 2)                                                                         \
@@ -101,6 +151,9 @@
 
 TYPE(f32, F32)
 TYPE(bf16, Bf16)
+MOE(2)
+MOE(4)
+MOE(8)
 COSTS(2)
 COSTS(4)
 COSTS(8)

@@ -82,8 +82,35 @@ __device__ __forceinline__ void sweep(u32 first, u32 end, u32 stride, const Body
     }
 }
 
+__device__ __forceinline__ u32 least(u32 a, u32 b) { return a < b ? a : b; }
+
+// Rounds to E4M3, to nearest with ties to even. Larger magnitudes than 448 become 448.
+__device__ __forceinline__ u32 e4m3(float value) {
+    const u32 bits = __float_as_uint(value);
+    const u32 sign = bits >> 24 & 0x80;
+    const u32 magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) {
+        return sign | 0x7f;
+    }
+    // Below 2^-6, elements are multiples of 2^-9, the precision of floats from 2^14.
+    if (magnitude < 0x3c800000) {
+        return sign | (__float_as_uint(__fadd_rn(__uint_as_float(magnitude), 16384.0f)) & 0xf);
+    }
+    const u32 rounded = (magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
+    return sign | least(rounded - (120u << 3), 0x7e);
+}
+
+// Converts two floats to E4M3. `low` is in the low byte of the result.
+__device__ __forceinline__ u32 e4m3_pair(float low, float high) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+#else
+    return e4m3(low) | e4m3(high) << 8;
+#endif
+}
+
 // Index of this thread in the grid, and number of threads in the grid.
 __device__ __forceinline__ u32 thread_of_grid() { return blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u32 threads_of_grid() { return gridDim.x * blockDim.x; }
-
-__device__ __forceinline__ u32 least(u32 a, u32 b) { return a < b ? a : b; }

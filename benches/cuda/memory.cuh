@@ -105,8 +105,29 @@ __device__ __forceinline__ void store_release(u32 *to, u32 value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
+// Adds to a counter that only this GPU accesses. Returns the old value. Orders no other access.
+__device__ __forceinline__ u32 add_word(u32 *to, u32 value) {
+    u32 old;
+    asm volatile("atom.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(to), "r"(value) : "memory");
+    return old;
+}
+
+// As add_word. Releases the earlier writes, and acquires those that earlier calls have released.
+// The scope is the GPU, because only the rank's own blocks access the counter.
+__device__ __forceinline__ u32 add_acq_rel(u32 *to, u32 value) {
+    u32 old;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(to), "r"(value)
+                 : "memory");
+    return old;
+}
+
 // Partial sums of the warps of a block, double-buffered.
 #define SHARED_PARTIALS(NAME) __shared__ float NAME[2][32]
+
+// A value of type T that the threads of a block share, not initialized.
+#define SHARED_STATE(T, NAME) __shared__ T NAME
 
 // Rounds two floats to bf16, to nearest with ties to even. `low` is in the low half of the result.
 __device__ __forceinline__ u32 bf16_pair(float low, float high) {

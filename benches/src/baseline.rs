@@ -9,12 +9,13 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 /// The files of `cuda/` that nvcc needs.
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 9] = [
     ("all_reduce.cuh", include_str!("../cuda/all_reduce.cuh")),
     ("barrier.cuh", include_str!("../cuda/barrier.cuh")),
     ("baseline.cu", include_str!("../cuda/baseline.cu")),
     ("elements.cuh", include_str!("../cuda/elements.cuh")),
     ("fused.cuh", include_str!("../cuda/fused.cuh")),
+    ("moe.cuh", include_str!("../cuda/moe.cuh")),
     ("memory.cuh", include_str!("../cuda/memory.cuh")),
     ("packets.cuh", include_str!("../cuda/packets.cuh")),
     ("costs.cuh", include_str!("../cuda/costs.cuh")),

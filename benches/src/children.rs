@@ -1,4 +1,4 @@
-//! Runs child processes that print a table, with a time limit.
+//! Runs child processes that print lines of numbers, with a time limit.
 
 use core::time::Duration;
 use std::io::Read;
@@ -45,6 +45,29 @@ impl Drop for Group {
 /// Runs `commands` concurrently. The first command must print a line `bytes median_ns min_ns wrong`
 /// for each size. Returns `None` if the commands do not exit within `limit`.
 pub(crate) fn run(commands: Vec<Command>, limit: Duration) -> Result<Option<Vec<Figure>>> {
+    let Some(lines) = numbers(commands, limit)? else {
+        return Ok(None);
+    };
+    let figure = |line: Vec<u64>| {
+        let [bytes, median_ns, _, wrong] = line[..] else {
+            bail!("{line:?} is no line of four figures");
+        };
+        Ok(Figure {
+            bytes: bytes as usize,
+            median_ns,
+            wrong,
+        })
+    };
+    lines
+        .into_iter()
+        .map(figure)
+        .collect::<Result<_>>()
+        .map(Some)
+}
+
+/// Runs `commands` concurrently. Returns the numbers in each line that the first command prints, or
+/// `None` if the commands do not exit within `limit`.
+pub(crate) fn numbers(commands: Vec<Command>, limit: Duration) -> Result<Option<Vec<Vec<u64>>>> {
     let mut group = Group(Vec::new());
     for (index, mut command) in commands.into_iter().enumerate() {
         let output = if index == 0 {
@@ -80,21 +103,11 @@ pub(crate) fn run(commands: Vec<Command>, limit: Duration) -> Result<Option<Vec<
             bail!("a rank or its launcher ended with {status}; it printed: {text}");
         }
     }
-    text.lines().map(figure).collect::<Result<_>>().map(Some)
-}
-
-fn figure(line: &str) -> Result<Figure> {
-    let words: Vec<u64> = line
-        .split_whitespace()
-        .map(str::parse)
-        .collect::<Result<_, _>>()
-        .with_context(|| format!("\"{line}\" is no line of figures"))?;
-    let [bytes, median_ns, _, wrong] = words[..] else {
-        bail!("\"{line}\" is no line of four figures");
+    let line = |line: &str| {
+        let words = line.split_whitespace().map(str::parse);
+        words
+            .collect::<Result<_, _>>()
+            .with_context(|| format!("\"{line}\" is no line of figures"))
     };
-    Ok(Figure {
-        bytes: bytes as usize,
-        median_ns,
-        wrong,
-    })
+    text.lines().map(line).collect::<Result<_>>().map(Some)
 }

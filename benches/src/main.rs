@@ -9,6 +9,7 @@
 //! cargo run --release --bin fusewire-benches -- sass --ours FILE
 //! cargo run --release --bin fusewire-benches -- fused [--ranks 2 --tokens 1,16,64]
 //! cargo run --release --bin fusewire-benches -- moe [--ranks 2 --tokens 1,64,512 --skewed]
+//! cargo run --release --bin fusewire-benches -- moe --mpicc PATH [--mpirun PATH --ranks 2,4]
 //! cargo run --release --bin fusewire-benches -- wait-cost --unbounded PATH [--device cuda]
 //! cargo run --release --bin fusewire-benches -- cost-table
 //! cargo run --release --bin fusewire-benches -- observe
@@ -63,7 +64,7 @@ enum Subject {
     /// Compares a fused norm with its separate steps, on the CPU.
     Fused(fused::Arguments),
     /// Compares dispatch and combine of a mixture of experts with copies of the same rows and with
-    /// `all_to_all_v`, on the CPU.
+    /// `all_to_all_v`, or with MPI, on the CPU.
     Moe(moe::Arguments),
     /// Measures the cost of bounded waits: runs all_reduce with kernels with and without them.
     WaitCost(wait_cost::Arguments),
@@ -82,6 +83,9 @@ enum Subject {
     /// Runs one rank of a measurement; started by `versus`.
     #[command(hide = true)]
     Rank(ranks::Arguments),
+    /// Runs one rank of a measurement; started by `moe`.
+    #[command(hide = true)]
+    MoeRank(moe::RankArguments),
     /// Prints whether this program's kernels have bounded waits; used by `wait-cost`.
     #[command(hide = true)]
     Built,
@@ -115,6 +119,7 @@ fn main() -> ExitCode {
         Subject::Bootstrap(arguments) => bootstrap::main(&arguments).map(done),
         Subject::Trips(arguments) => trips::main(&arguments).map(done),
         Subject::Rank(arguments) => ranks::main(&arguments).map(done),
+        Subject::MoeRank(arguments) => moe::rank(&arguments).map(done),
         Subject::Built => {
             println!("{}", wait_cost::BUILT);
             Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! Finds MPI installations, compiles the benchmark program for them and launches it.
+//! Finds MPI installations, compiles a benchmark program for them and launches it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,28 @@ use anyhow::{Context, Result, bail};
 
 use crate::measure::Schedule;
 
-const SOURCE: &str = include_str!("../c/mpi_allreduce.c");
+/// A program in C.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    /// Name of the program.
+    name: &'static str,
+    text: &'static str,
+    flags: &'static [&'static str],
+}
+
+/// Measures all_reduce.
+pub(crate) const ALL_REDUCE: Source = Source {
+    name: "mpi_allreduce",
+    text: include_str!("../c/mpi_allreduce.c"),
+    flags: &["-O2"],
+};
+
+/// Measures dispatch and combine of a mixture of experts.
+pub(crate) const MOE: Source = Source {
+    name: "mpi_moe",
+    text: include_str!("../c/mpi_moe.c"),
+    flags: &["-O3", "-march=native", "-ffp-contract=off"],
+};
 
 /// MPI implementation, which determines launch options and settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +57,13 @@ const PAIRS: [(&str, &str); 4] = [
     ("mpicc", "mpiexec"),
 ];
 
-/// Compiles the program into `folder` for the MPIs that the arguments name, or for every MPI found.
-pub(crate) fn find(mpicc: &[PathBuf], mpirun: &[PathBuf], folder: &Path) -> Result<Vec<Mpi>> {
+/// Compiles `source` into `folder` for the MPIs that the arguments name, or for every MPI found.
+pub(crate) fn find(
+    source: &Source,
+    mpicc: &[PathBuf],
+    mpirun: &[PathBuf],
+    folder: &Path,
+) -> Result<Vec<Mpi>> {
     let mut pairs = Vec::new();
     if mpicc.is_empty() && mpirun.is_empty() {
         pairs.extend(
@@ -61,10 +87,8 @@ pub(crate) fn find(mpicc: &[PathBuf], mpirun: &[PathBuf], folder: &Path) -> Resu
         if found.iter().any(|mpi| mpi.name == name) {
             continue;
         }
-        let program = compile(
-            &mpicc,
-            &folder.join(format!("mpi_allreduce_{}", found.len())),
-        )?;
+        let program = folder.join(format!("{}_{}", source.name, found.len()));
+        let program = compile(source, &mpicc, &program)?;
         found.push(Mpi {
             name,
             flavour,
@@ -146,12 +170,13 @@ fn version(mpirun: &Path) -> Result<(String, Flavour)> {
     )
 }
 
-fn compile(mpicc: &Path, program: &Path) -> Result<PathBuf> {
-    let source = program.with_extension("c");
-    fs::write(&source, SOURCE)?;
+fn compile(source: &Source, mpicc: &Path, program: &Path) -> Result<PathBuf> {
+    let file = program.with_extension("c");
+    fs::write(&file, source.text)?;
     let output = in_its_folder(mpicc)
-        .args(["-O2", "-o"])
-        .args([program, &source])
+        .args(source.flags)
+        .arg("-o")
+        .args([program, &file])
         .output()
         .with_context(|| format!("start {}", mpicc.display()))?;
     if !output.status.success() {
@@ -161,9 +186,16 @@ fn compile(mpicc: &Path, program: &Path) -> Result<PathBuf> {
     Ok(program.to_owned())
 }
 
+/// Returns the cores as an argument of the programs.
+pub(crate) fn list(cores: &[usize]) -> String {
+    let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
+    cores.join(",")
+}
+
 impl Mpi {
-    /// Returns the command that measures `ranks` ranks on `cores`, pinned to them or not.
-    pub(crate) fn command(
+    /// Returns the command that measures all_reduce with `ranks` ranks on `cores`, pinned to them
+    /// or not.
+    pub(crate) fn all_reduce(
         &self,
         ranks: usize,
         cores: &[usize],
@@ -171,6 +203,19 @@ impl Mpi {
         schedule: &Schedule,
         touch: bool,
     ) -> Command {
+        let list = match is_pinned {
+            true => self::list(cores),
+            false => "-".to_owned(),
+        };
+        let mut command = self.command(ranks, cores);
+        command.args([&schedule.to_string(), &list]);
+        command.arg(if touch { "1" } else { "0" });
+        command
+    }
+
+    /// Returns the command that runs the program with `ranks` ranks on `cores`, without arguments
+    /// of the program.
+    pub(crate) fn command(&self, ranks: usize, cores: &[usize]) -> Command {
         let oversubscribed = ranks > cores.len();
         let mut command = in_its_folder(&self.mpirun);
         // Without these settings glibc unmaps large temporary buffers after each call, and every
@@ -199,16 +244,7 @@ impl Mpi {
                 }
             }
         }
-        let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
-        let cores = match is_pinned {
-            true => cores.join(","),
-            false => "-".to_owned(),
-        };
-        command
-            .args(["-n", &ranks.to_string()])
-            .arg(&self.program)
-            .args([&schedule.to_string(), &cores])
-            .arg(if touch { "1" } else { "0" });
+        command.args(["-n", &ranks.to_string()]).arg(&self.program);
         command
     }
 

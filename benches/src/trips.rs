@@ -1,6 +1,9 @@
 //! Counts the dependent loads, the fences and the bytes of each operation's launch, on the fake of
 //! the CUDA driver with the emulator. Needs no GPU.
 
+mod moe;
+mod prediction;
+
 use core::ffi::{CStr, c_char};
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -41,6 +44,15 @@ pub(crate) struct Arguments {
     /// Prints the longest chain of each launch of the kernels whose names contain this text.
     #[arg(long)]
     explain: Option<String>,
+    /// Tokens of a rank in a mixture of experts.
+    #[arg(long, value_delimiter = ',', default_value = "1,128")]
+    tokens: Vec<usize>,
+    /// Elements of a token in a mixture of experts: a multiple of 128.
+    #[arg(long, default_value_t = 7168)]
+    hidden: usize,
+    /// Also prints the times that measured costs of an H100 predict.
+    #[arg(long)]
+    predict: bool,
     /// Scheduler of the emulator, as in `FUSEWIRE_CUDA_FAKE_SCHEDULER`.
     #[arg(long, default_value = "round-robin")]
     scheduler: String,
@@ -77,6 +89,12 @@ const OPERATIONS: &[(&str, Algorithm)] = &[
     ("vocab_parallel", Algorithm::Auto),
     ("all_gather_with_flags", Algorithm::Auto),
     ("reduce_scatter_on_arrival", Algorithm::Auto),
+    ("moe_dispatch", Algorithm::Auto),
+    ("moe_dispatch fp8", Algorithm::Auto),
+    ("moe_dispatch rank_major", Algorithm::Auto),
+    ("moe_dispatch fp8 rank_major", Algorithm::Auto),
+    ("moe_combine", Algorithm::Auto),
+    ("moe_combine rank_major", Algorithm::Auto),
 ];
 
 /// Strong loads, weak loads, fences.
@@ -132,6 +150,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
 /// Prints the rows of all operations.
 fn table(arguments: &Arguments, ranks: u32) -> Result<()> {
     let started = Instant::now();
+    let predictions = Mutex::new(Vec::new());
     let selected = |name: &str| arguments.operations.iter().any(|it| name.contains(it));
     for nvls in [false, true] {
         let operations: Vec<_> = OPERATIONS
@@ -151,6 +170,7 @@ fn table(arguments: &Arguments, ranks: u32) -> Result<()> {
             arguments,
             barrier: &barrier,
             seen: &seen,
+            predictions: &predictions,
         };
         let results = run_threads_each(Device::Cuda, "fusewire", ranks, &options, |comm| {
             let all = || {
@@ -170,6 +190,10 @@ fn table(arguments: &Arguments, ranks: u32) -> Result<()> {
         });
         results.into_iter().collect::<Result<Vec<()>, _>>()?;
     }
+    let predictions = predictions.into_inner().expect("no panic");
+    if arguments.predict && !predictions.is_empty() {
+        println!("\n{}\n{}\n", prediction::HEAD, predictions.join("\n"));
+    }
     eprintln!("{ranks} ranks: {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }
@@ -180,6 +204,8 @@ struct Run<'a> {
     barrier: &'a Barrier,
     /// Number of the last launch before the current operation.
     seen: &'a Mutex<u64>,
+    /// Rows of the table of predictions.
+    predictions: &'a Mutex<Vec<String>>,
 }
 
 /// An operation on given tensors. The tensors have the size of the larger buffer.
@@ -194,6 +220,9 @@ struct Call<'a> {
 impl Run<'_> {
     /// Prints the rows of an operation.
     fn operation(&self, comm: &Communicator, name: &str, algorithm: Algorithm) -> Result<()> {
+        if name.starts_with("moe") {
+            return self.moe(comm, name);
+        }
         let comm = match algorithm {
             Algorithm::Auto => comm.clone(),
             algorithm => comm.with_options(&CallOptions::default().algorithm(algorithm))?,
@@ -246,6 +275,33 @@ impl Run<'_> {
             drop(result);
         }
         Ok(())
+    }
+
+    /// Prints the rows of an operation of a mixture of experts. Its bytes are those of the tokens
+    /// of a rank.
+    fn moe(&self, comm: &Communicator, name: &str) -> Result<()> {
+        let layer = moe::Layer::new(comm, name, self.arguments)?;
+        for &count in &self.arguments.tokens {
+            let tokens = layer.tokens(count)?;
+            // The first dispatch of a layer follows no combine.
+            let received = layer.dispatch(&tokens)?;
+            layer.combine(&tokens, &received)?;
+            if name.starts_with("moe_dispatch") {
+                self.start(comm)?;
+                layer.dispatch(&tokens)?;
+            } else {
+                let received = layer.dispatch(&tokens)?;
+                self.start(comm)?;
+                layer.combine(&tokens, &received)?;
+            }
+            comm.synchronize()?;
+            self.barrier.wait();
+            if comm.rank() == 0 {
+                self.print(name, comm.size(), 2 * count * self.arguments.hidden)?;
+            }
+            self.barrier.wait();
+        }
+        layer.free()
     }
 
     /// Waits until all ranks are ready for the operation.
@@ -302,6 +358,8 @@ impl Run<'_> {
                 continue;
             };
             println!("{}", row(operation, ranks, bytes, slowest));
+            let prediction = prediction::row(operation, ranks, bytes, slowest);
+            self.predictions.lock().expect("no panic").push(prediction);
             let explained = self.arguments.explain.as_deref();
             if explained.is_some_and(|it| kernel.contains(it)) {
                 println!(

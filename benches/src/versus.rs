@@ -146,7 +146,7 @@ impl Candidate {
         let touch = arguments.touch;
         match self {
             Self::Mpi(mpi) => {
-                let command = mpi.command(ranks, cores, !arguments.unpinned, schedule, touch);
+                let command = mpi.all_reduce(ranks, cores, !arguments.unpinned, schedule, touch);
                 children::run(vec![command], limit)
             }
             Self::Own { kind, program, .. } => {
@@ -189,28 +189,40 @@ impl OwnProgram<'_> {
         limit: Duration,
     ) -> Result<Option<Vec<Figure>>> {
         let store = TcpStoreServer::bind("127.0.0.1:0")?;
-        let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
         let rank = |rank: usize| {
-            let mut command = Command::new(self.program);
+            let mut command = rank_of(self.program, rank, ranks, &store);
             command
                 .args(["rank", self.kind])
                 .args(["--rank", &rank.to_string()])
                 .args(["--ranks", &ranks.to_string()])
-                .args(["--cores", &cores.join(",")])
+                .args(["--cores", &mpi::list(cores)])
                 .args(["--schedule", &schedule.to_string()])
                 .args(["--algorithm", self.algorithm])
                 .args(self.touch.then_some("--touch"))
                 .args((!self.is_pinned).then_some("--unpinned"))
-                .args(self.memory.map(|fd| format!("--fd={fd}")))
-                .env("TORCHCOMM_RANK", rank.to_string())
-                .env("TORCHCOMM_SIZE", ranks.to_string())
-                .env("MASTER_ADDR", "127.0.0.1")
-                .env("MASTER_PORT", store.port().to_string())
-                .env("TORCHELASTIC_USE_AGENT_STORE", "True");
+                .args(self.memory.map(|fd| format!("--fd={fd}")));
             command
         };
         children::run((0..ranks).map(rank).collect(), limit)
     }
+}
+
+/// Returns a command that starts `program` as one of `ranks` ranks, which find each other in
+/// `store`.
+pub(crate) fn rank_of(
+    program: &Path,
+    rank: usize,
+    ranks: usize,
+    store: &TcpStoreServer,
+) -> Command {
+    let mut command = Command::new(program);
+    command
+        .env("TORCHCOMM_RANK", rank.to_string())
+        .env("TORCHCOMM_SIZE", ranks.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", store.port().to_string())
+        .env("TORCHELASTIC_USE_AGENT_STORE", "True");
+    command
 }
 
 /// Threads that compute until the value is dropped.
@@ -278,7 +290,12 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let earlier = arguments.before.as_deref();
     let earlier = earlier.map(program_before).transpose()?;
     let folder = tempfile::tempdir()?;
-    let mpis = mpi::find(&arguments.mpicc, &arguments.mpirun, folder.path())?;
+    let mpis = mpi::find(
+        &mpi::ALL_REDUCE,
+        &arguments.mpicc,
+        &arguments.mpirun,
+        folder.path(),
+    )?;
     let cores = machine::cores()?;
     let schedule = Schedule::new(&arguments.sizes);
     let mut candidates: Vec<_> = mpis.into_iter().map(Candidate::Mpi).collect();

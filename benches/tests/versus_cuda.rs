@@ -146,6 +146,85 @@ fn every_candidate_is_right_and_timed() {
     );
 }
 
+/// Options of a small measurement of a mixture of experts.
+const MIXTURE: [&str; 8] = [
+    "--only",
+    "moe",
+    "--moe-tokens",
+    "1,5",
+    "--moe-hidden",
+    "256",
+    "--experts",
+    "16",
+];
+
+#[test]
+#[ignore = "compiles and runs the CUDA C++ baseline, which takes long; run by `.ci/run bench`"]
+fn every_mixture_of_experts_is_right_and_timed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    let Some(object) = emulation(at, None) else {
+        return;
+    };
+    let output = versus(at, &object, &MIXTURE);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let found = candidates(at, "moe");
+    // Two payloads and two numbers of tokens in each layout.
+    for (name, count) in [
+        ("dispatch, combine", 8),
+        ("moe_dispatch_block, moe_combine_pull", 4),
+        ("moe_dispatch_warp, moe_combine_pull", 4),
+        ("moe_dispatch_experts_block, moe_combine_push", 4),
+        ("moe_dispatch_experts_warp, moe_combine_push", 4),
+    ] {
+        let right = found
+            .iter()
+            .filter(|(known, wrong)| known == name && *wrong == 0);
+        assert_eq!(right.count(), count, "{name}: {found:?}");
+    }
+    let tables = fs::read_to_string(at.join("out.md")).expect("tables");
+    for title in [
+        "hidden 256, top 8 of 16, bf16 payload, rank-major, graph; 2 blocks",
+        "hidden 256, top 8 of 16, e4m3 payload, expert-major, graph; 2 blocks",
+    ] {
+        assert!(tables.contains(title), "{title}: {tables}");
+    }
+}
+
+#[test]
+#[ignore = "compiles and runs the CUDA C++ baseline, which takes long; run by `.ci/run bench`"]
+fn a_wrong_mixture_of_experts_is_named_and_makes_the_run_fail() {
+    // One bug in the rows that dispatch delivers, and one in the sums.
+    let copy = (
+        "store(to(place) + column, value);",
+        "store(to(place) + column / 2 * 2, value);",
+    );
+    let sum = ("__fmul_rn(weight, result[i])", "result[i]");
+    for (old, new) in [copy, sum] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = folder.path();
+        let Some(object) = emulation(at, Some(("moe.cuh", old, new))) else {
+            return;
+        };
+        let output = versus(
+            at,
+            &object,
+            &[&MIXTURE[..], &["--payloads", "bf16"]].concat(),
+        );
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("WRONG: moe_dispatch_block, moe_combine_pull, "),
+            "{said}"
+        );
+        for (name, wrong) in candidates(at, "moe") {
+            let is_baseline = name.starts_with("moe_");
+            assert_eq!(wrong > 0, is_baseline, "{new}: {name} {wrong}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "compiles and runs the CUDA C++ baseline, which takes long; run by `.ci/run bench`"]
 fn a_wrong_baseline_is_named_and_makes_the_run_fail() {

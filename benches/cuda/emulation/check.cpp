@@ -5,15 +5,19 @@
 
 #include "../all_reduce.cuh"
 #include "../fused.cuh"
+#include "../moe.cuh"
 #include "../packets.cuh"
 #include "../costs.cuh"
 
 #include <functional>
+#include <set>
+#include <tuple>
+
+constexpr u32 THREADS = 32;
 
 namespace {
 
 constexpr u32 BLOCKS = 2;
-constexpr u32 THREADS = 32;
 constexpr int LAUNCHES = 10;
 // Numbers of vectors per launch. Some are smaller than the number of ranks, some are not a multiple
 // of the number of ranks, and some give a thread more than one vector.
@@ -71,7 +75,7 @@ struct Memory {
 
 // Runs `body(rank, launch, gather)` on every thread of the grids of R ranks. `gather` is a barrier
 // between the threads of one rank and stands for the end of a kernel.
-template <int R>
+template <int R, u32 THREADS = ::THREADS>
 void run(int launches, const std::function<void(u32, int, const std::function<void()> &)> &body) {
     std::vector<std::thread> threads;
     std::vector<std::unique_ptr<std::barrier<>>> streams;
@@ -247,6 +251,251 @@ void check_norm(const char *name, Norms way) {
     });
 }
 
+// Numbers of tokens per launch, of rank 0, and their maximum for all ranks.
+constexpr u32 TOKENS[] = {3, 0, 1, 9, 4, 9};
+constexpr u32 MOST_TOKENS = 9;
+
+u32 tokens_of(u32 rank, int launch) {
+    return (TOKENS[launch] + rank * 4) % (MOST_TOKENS + 1);
+}
+
+// Returns the expert of a selection. Some selections have none, and some tokens select an expert
+// twice.
+u32 expert_of(u32 rank, u32 token, u32 k, int launch, u32 experts) {
+    const u32 mixed = rank * 977 + token * 131 + k * 17 + static_cast<u32>(launch) * 7;
+    const u32 drawn = mixed * 2654435761u >> 8;
+    return drawn % 7 == 0 ? NONE : drawn / 7 % experts;
+}
+
+float weight_of(u32 rank, u32 token, u32 k) {
+    return 1.0f / static_cast<float>(3 + rank + 2 * token + k);
+}
+
+// Element of a token. The magnitudes of channels differ, also among those that share a scale.
+float token_element(u32 rank, u32 token, u32 channel, int launch) {
+    const int value = element(rank, token * 1009 + channel, launch);
+    return static_cast<float>(value) * static_cast<float>(1 + channel / 32 % 7) / 8.0f;
+}
+
+// Element of the result of selection k of a token.
+float result_element(u32 rank, u32 token, u32 k, u32 channel, int launch) {
+    return static_cast<float>(element(rank + 5 * k, token * 37 + channel, launch));
+}
+
+// Returns the vector of a row that PAYLOAD sends for a token.
+template <class PAYLOAD>
+Vector payload_vector(u32 rank, u32 token, u32 column, u32 width, int launch) {
+    const auto value = [&](u32 channel) { return token_element(rank, token, channel, launch); };
+    if (std::is_same_v<PAYLOAD, PlainPayload>) {
+        return vector_of<Bf16>(value, column);
+    }
+    const auto largest = [&](u32 group) {
+        float most = 1e-4f;
+        for (u32 i = 0; i < 128; ++i) {
+            most = std::max(most, std::fabs(value(group * 128 + i)));
+        }
+        return most;
+    };
+    Vector packed = {};
+    for (u32 i = 0; i < 16; ++i) {
+        const u32 channel = column * 16 + i;
+        if (column < width / 2) {
+            const float scaled = value(channel) * (448.0f / largest(channel / 128));
+            // The nearest of all elements; of two, the one with an even code.
+            u32 best = 0;
+            const auto decode = [](u32 code) {
+                const int exponent = static_cast<int>(code >> 3);
+                const float fraction = static_cast<float>(code & 7) / 8.0f;
+                return exponent == 0 ? std::ldexp(fraction, -6)
+                                     : std::ldexp(1.0f + fraction, exponent - 7);
+            };
+            const auto distance = [&](u32 code) {
+                return std::fabs(std::fabs(scaled) - decode(code));
+            };
+            for (u32 code = 1; code < 0x7f; ++code) {
+                if (distance(code) < distance(best) ||
+                    (distance(code) == distance(best) && code % 2 == 0)) {
+                    best = code;
+                }
+            }
+            packed.word[i / 4] |= (best | (std::signbit(scaled) ? 0x80 : 0)) << i % 4 * 8;
+        } else if (i < 4 && (column - width / 2) * 4 + i < width / 16) {
+            packed.word[i] = __float_as_uint(largest((column - width / 2) * 4 + i) / 448.0f);
+        }
+    }
+    return packed;
+}
+
+template <class PAYLOAD, TeamKind KIND, bool EXPERTS, int R, u32 THREADS>
+void check_moe(const char *name) {
+    if (!is_chosen(name)) {
+        return;
+    }
+    constexpr u32 WIDTH = 48, PER_RANK = 3, ROWS = R * MOST_TOKENS, ALL = ROWS * TOP_K;
+    const u32 stride = PAYLOAD::stride(WIDTH);
+    Memory<MoePad, R> pads(1);
+    constexpr u32 SELECTIONS = MOST_TOKENS * TOP_K;
+    Memory<Vector, R> x(MOST_TOKENS * WIDTH), rows(ROWS * stride), copies(ALL * stride);
+    Memory<Vector, R> y(ALL * WIDTH), results(SELECTIONS * WIDTH), out(MOST_TOKENS * WIDTH);
+    Memory<u32, R> infos(ROWS * INFO_WORDS), experts(SELECTIONS), slots(SELECTIONS);
+    Memory<u32, R> weights(SELECTIONS), origins(ALL), row_weights(ALL), offsets(PER_RANK + 1);
+    const auto wrong = [&](int launch, u32 rank, const char *what, u32 index) {
+        if (++wrong_elements <= 10) {
+            std::fprintf(stderr, "%s, launch %d, rank %u: %s %u is wrong\n", name, launch, rank,
+                         what, index);
+        }
+    };
+    run<R, THREADS>(6, [&](u32 rank, int launch, const std::function<void()> &gather) {
+        const u32 tokens = tokens_of(rank, launch);
+        const bool is_first = thread_of_grid() == 0;
+        if (is_first) {
+            for (u32 i = 0; i < tokens * TOP_K; ++i) {
+                experts.ranks[rank][i] =
+                    expert_of(rank, i / TOP_K, i % TOP_K, launch, R * PER_RANK);
+                weights.ranks[rank][i] = __float_as_uint(weight_of(rank, i / TOP_K, i % TOP_K));
+            }
+            for (u32 i = 0; i < tokens * WIDTH; ++i) {
+                const u32 token = i / WIDTH;
+                x.ranks[rank][i] = vector_of<Bf16>(
+                    [&](u32 at) { return token_element(rank, token, at, launch); }, i % WIDTH);
+            }
+        }
+        gather();
+        const Tokens of_rank = {x.peers.at[rank],     experts.peers.at[rank],
+                                weights.peers.at[rank], slots.peers.at[rank],
+                                tokens,               MOST_TOKENS,
+                                WIDTH};
+        if constexpr (EXPERTS) {
+            const ExpertRows of_experts = {copies.peers.at[rank], offsets.peers.at[rank],
+                                           origins.peers.at[rank], row_weights.peers.at[rank]};
+            moe_dispatch_experts<PAYLOAD, KIND, R>(pads.peers, rows.peers, infos.peers, of_rank,
+                                                   of_experts, PER_RANK, rank);
+        } else {
+            moe_dispatch<PAYLOAD, KIND, R>(pads.peers, rows.peers, infos.peers, of_rank, PER_RANK,
+                                           rank);
+        }
+        gather();
+        // This part stands for the experts: one thread checks the rows and computes the results.
+        if (is_first) {
+            const auto check_row = [&](const Vector *row, u32 source, u32 token) {
+                for (u32 column = 0; column < stride; ++column) {
+                    compare(name, launch, rank, column, row[column],
+                            payload_vector<PAYLOAD>(source, token, column, WIDTH, launch));
+                }
+            };
+            const auto compute = [&](u32 row, u32 source, u32 token, u32 k) {
+                for (u32 column = 0; column < WIDTH; ++column) {
+                    y.ranks[rank][row * WIDTH + column] = vector_of<Bf16>(
+                        [&](u32 at) { return result_element(source, token, k, at, launch); },
+                        column);
+                }
+            };
+            // The selections that must arrive, as (source, token, k), and the tokens.
+            std::set<std::tuple<u32, u32, u32>> expected;
+            std::set<std::pair<u32, u32>> senders;
+            for (u32 source = 0; source < R; ++source) {
+                for (u32 i = 0; i < tokens_of(source, launch) * TOP_K; ++i) {
+                    const u32 expert =
+                        expert_of(source, i / TOP_K, i % TOP_K, launch, R * PER_RANK);
+                    if (expert != NONE && expert / PER_RANK == rank) {
+                        expected.emplace(source, i / TOP_K, i % TOP_K);
+                        senders.emplace(source, i / TOP_K);
+                    }
+                }
+            }
+            const auto local_expert = [&](u32 source, u32 token, u32 k) {
+                return expert_of(source, token, k, launch, R * PER_RANK) - rank * PER_RANK;
+            };
+            if (EXPERTS) {
+                for (u32 e = 0; e < PER_RANK; ++e) {
+                    const u32 end = offsets.ranks[rank][e + 1];
+                    for (u32 row = offsets.ranks[rank][e]; row < end; ++row) {
+                        const u32 origin = origins.ranks[rank][row];
+                        const u32 source = origin >> PLACE_BITS;
+                        const u32 token = (origin & PLACE_MASK) / TOP_K, k = origin % TOP_K;
+                        const u32 weight = __float_as_uint(weight_of(source, token, k));
+                        if (expected.erase({source, token, k}) != 1 ||
+                            local_expert(source, token, k) != e ||
+                            row_weights.ranks[rank][row] != weight) {
+                            wrong(launch, rank, "row", row);
+                            continue;
+                        }
+                        check_row(&copies.ranks[rank][row * stride], source, token);
+                        compute(row, source, token, k);
+                    }
+                }
+                if (!expected.empty()) {
+                    wrong(launch, rank, "number of rows", offsets.ranks[rank][PER_RANK]);
+                }
+            } else {
+                for (u32 source = 0; source < R; ++source) {
+                    for (u32 i = 0; i < pads.ranks[rank][0].counts[source]; ++i) {
+                        const u32 row = source * MOST_TOKENS + i;
+                        const u32 *info = &infos.ranks[rank][row * INFO_WORDS];
+                        const u32 token = info[INFO_TOKEN];
+                        if (senders.erase({source, token}) != 1) {
+                            wrong(launch, rank, "row", row);
+                            continue;
+                        }
+                        check_row(&rows.ranks[rank][row * stride], source, token);
+                        for (u32 k = 0; k < TOP_K; ++k) {
+                            const bool is_own = expected.count({source, token, k}) == 1;
+                            const u32 expert = is_own ? local_expert(source, token, k) : NONE;
+                            const u32 weight = __float_as_uint(weight_of(source, token, k));
+                            if (info[k] != expert || info[INFO_WEIGHTS + k] != weight) {
+                                wrong(launch, rank, "selection of row", row);
+                            }
+                            if (is_own) {
+                                compute(row * TOP_K + k, source, token, k);
+                            }
+                        }
+                    }
+                }
+                if (!senders.empty()) {
+                    wrong(launch, rank, "number of rows", static_cast<u32>(senders.size()));
+                }
+            }
+        }
+        gather();
+        if constexpr (EXPERTS) {
+            moe_combine_push<R>(pads.peers, results.peers, y.peers.at[rank], offsets.peers.at[rank],
+                                origins.peers.at[rank], weights.peers.at[rank],
+                                slots.peers.at[rank], out.peers.at[rank], tokens, WIDTH, PER_RANK,
+                                rank);
+        } else {
+            moe_combine_pull<R>(pads.peers, y.peers, weights.peers.at[rank], slots.peers.at[rank],
+                                out.peers.at[rank], tokens, MOST_TOKENS, WIDTH, rank);
+        }
+        gather();
+        for (u32 i = thread_of_grid(); i < tokens * WIDTH; i += threads_of_grid()) {
+            const u32 token = i / WIDTH;
+            const auto total = [&](u32 channel) {
+                float sum = 0.0f;
+                for (u32 k = 0; k < TOP_K; ++k) {
+                    if (expert_of(rank, token, k, launch, R * PER_RANK) != NONE) {
+                        const float product = weight_of(rank, token, k) *
+                                              result_element(rank, token, k, channel, launch);
+                        sum += product;
+                    }
+                }
+                return sum;
+            };
+            compare(name, launch, rank, i, out.ranks[rank][i], vector_of<Bf16>(total, i % WIDTH));
+        }
+        gather();
+    });
+}
+
+template <int R, u32 THREADS>
+void check_mixtures() {
+    check_moe<PlainPayload, TeamKind::Block, false, R, THREADS>("moe_rank_major");
+    check_moe<PlainPayload, TeamKind::Block, true, R, THREADS>("moe_expert_major");
+    check_moe<Fp8Payload, TeamKind::Warp, false, R, THREADS>("moe_rank_major");
+    check_moe<Fp8Payload, TeamKind::Warp, true, R, THREADS>("moe_expert_major");
+    check_moe<PlainPayload, TeamKind::Warp, true, R, THREADS>("moe_expert_major");
+    check_moe<Fp8Payload, TeamKind::Block, false, R, THREADS>("moe_rank_major");
+}
+
 // The ping-pong uses one thread per rank. The barriers use whole blocks.
 void check_costs() {
     if (!is_chosen("costs")) {
@@ -304,12 +553,15 @@ int main(int count, char **arguments) {
     // Starts with small numbers of ranks. Stops at the first error.
     const std::function<void()> checks[] = {
         check_costs,
+        check_mixtures<2, 64>,
         check_all<F32, 2>,
         check_norm_at<Bf16, 2, 1>("norm_alone", Norms::Alone),
         check_norm_at<Bf16, 2, 4>("norm_by_barrier", Norms::Barrier),
         check_norm_at<Bf16, 2, 4>("norm_by_packets", Norms::Packets),
         check_norm_at<F32, 4, 1>("norm_by_packets", Norms::Packets),
+        check_mixtures<4, THREADS>,
         check_all<Bf16, 4>,
+        check_mixtures<8, THREADS>,
         check_all<Bf16, 8>,
     };
     for (const auto &check : checks) {

@@ -7,6 +7,7 @@
 // weak an order is not.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <cmath>
@@ -15,6 +16,7 @@
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #define __device__
@@ -23,6 +25,7 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define SHARED_PARTIALS(NAME) auto &NAME = emulation::block->partial
+#define SHARED_STATE(T, NAME) auto &NAME = emulation::shared_state<T>()
 
 struct Index {
     u32 x;
@@ -35,6 +38,7 @@ namespace emulation {
 struct Warp {
     std::barrier<> gather{32};
     float values[32] = {};
+    u32 words[32] = {};
 };
 
 // Shared state of the threads of a block.
@@ -44,10 +48,28 @@ struct Block {
     std::barrier<> gather;
     std::vector<Warp> warps;
     float partial[2][32] = {};
+    alignas(16) unsigned char state[8192] = {};
 };
 
 inline thread_local Block *block;
 inline thread_local u32 noise;
+
+template <class T>
+T &shared_state() {
+    static_assert(sizeof(T) <= sizeof Block::state && std::is_trivial_v<T>);
+    return *reinterpret_cast<T *>(block->state);
+}
+
+// Returns the values of all threads of the warp.
+inline std::array<u32, 32> words_of_warp(u32 value) {
+    Warp &warp = block->warps[threadIdx.x / 32];
+    warp.words[threadIdx.x % 32] = value;
+    warp.gather.arrive_and_wait();
+    std::array<u32, 32> words;
+    std::memcpy(words.data(), warp.words, sizeof warp.words);
+    warp.gather.arrive_and_wait();
+    return words;
+}
 
 // Delays a thread by a random time, sometimes for so long that other threads finish their launch.
 inline void jitter() {
@@ -86,6 +108,20 @@ inline float __shfl_xor_sync(u32, float value, int offset) {
     return other;
 }
 
+inline u32 __shfl_sync(u32, u32 value, u32 lane) { return emulation::words_of_warp(value)[lane]; }
+
+inline u32 __match_any_sync(u32, u32 value) {
+    u32 mask = 0, lane = 0;
+    for (const u32 other : emulation::words_of_warp(value)) {
+        mask |= static_cast<u32>(other == value) << lane++;
+    }
+    return mask;
+}
+
+inline void __syncwarp() { emulation::block->warps[threadIdx.x / 32].gather.arrive_and_wait(); }
+
+inline int __ffs(u32 word) { return __builtin_ffs(static_cast<int>(word)); }
+
 inline float __uint_as_float(u32 bits) {
     float value;
     std::memcpy(&value, &bits, sizeof value);
@@ -99,6 +135,8 @@ inline u32 __float_as_uint(float value) {
 }
 
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 
@@ -136,6 +174,8 @@ inline u32 load_relaxed(const u32 *from) {
 inline u32 load_acquire(const u32 *from) { return load_relaxed(from); }
 inline void store_relaxed(u32 *to, u32 value) { std::atomic_ref(*to).store(value); }
 inline void store_release(u32 *to, u32 value) { store_relaxed(to, value); }
+inline u32 add_word(u32 *to, u32 value) { return std::atomic_ref(*to).fetch_add(value); }
+inline u32 add_acq_rel(u32 *to, u32 value) { return add_word(to, value); }
 
 // Rounds to nearest, ties to even, as the hardware does.
 inline u32 bf16(float value) {

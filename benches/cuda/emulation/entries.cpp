@@ -95,6 +95,12 @@ Entry entry(const char *name, void (*)(Arguments...)) {
 #define OF_TYPE(T)                                                                                 \
     OF_RANKS(T, 2), OF_RANKS(T, 4), OF_RANKS(T, 8), ENTRY_OF(norm_alone_##T##_1),                  \
         ENTRY_OF(norm_alone_##T##_2), ENTRY_OF(norm_alone_##T##_4)
+#define DISPATCHES_OF(T, TEAM, R)                                                                  \
+    ENTRY_OF(moe_dispatch_##TEAM##_##T##_##R), ENTRY_OF(moe_dispatch_experts_##TEAM##_##T##_##R)
+#define MOE_OF(R)                                                                                  \
+    DISPATCHES_OF(bf16, block, R), DISPATCHES_OF(bf16, warp, R), DISPATCHES_OF(e4m3, block, R),    \
+        DISPATCHES_OF(e4m3, warp, R), ENTRY_OF(moe_combine_pull_bf16_##R),                         \
+        ENTRY_OF(moe_combine_push_bf16_##R)
 #define BARRIERS(R) ENTRY_OF(barriers_relaxed_##R), ENTRY_OF(barriers_release_##R)
 
 } // namespace
@@ -104,6 +110,9 @@ extern "C" const Entry *fusewire_cuda_fake_kernels() {
     static const Entry entries[] = {
         OF_TYPE(f32),
         OF_TYPE(bf16),
+        MOE_OF(2),
+        MOE_OF(4),
+        MOE_OF(8),
         BARRIERS(2),
         BARRIERS(4),
         BARRIERS(8),

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use fusewire::{CallOptions, Communicator, DType, Op, ReduceOp, Tensor};
 
-use super::benchmark::{AUTO, Benchmark, Candidate, Mode, Side, Step};
+use super::benchmark::{AUTO, Benchmark, Candidate, Mode, Side, Stage, Step};
 use super::buffers::{Buffers, Packets};
 use super::entries::{Entry, Kernel, VECTOR, Values};
 use super::module::Baseline;
@@ -91,11 +91,11 @@ impl RankPart<'_> {
                     part.input.copy_from_bytes(&own[turn % 2][..bytes])?;
                     Ok(part.output.copy_from_bytes(&vec![0xff; bytes])?)
                 };
-                let check = |side, turn: usize| {
+                let check = |stage: Stage| {
                     let got = part.output.to_bytes()?;
-                    let expected = match side {
-                        Side::Floor => &own[turn % 2],
-                        _ => &sums[turn % 2],
+                    let expected = match stage.side {
+                        Side::Floor => &own[stage.index % 2],
+                        _ => &sums[stage.index % 2],
                     };
                     Ok(data::differing(dtype, &got, &expected[..bytes]))
                 };
@@ -105,6 +105,7 @@ impl RankPart<'_> {
                     dtype: dtype.name().to_owned(),
                     bytes,
                     tokens: 0,
+                    moe: None,
                     mode,
                     blocks: self.shape.blocks,
                     threads: self.shape.threads,
@@ -150,6 +151,7 @@ impl RankPart<'_> {
                     input: operands.input.clone(),
                     output: operands.output.clone(),
                 }],
+                is_split: false,
             });
         }
         Ok(list)
@@ -224,6 +226,7 @@ impl RankPart<'_> {
                     side: Side::Theirs,
                     waits: kernel.waits(),
                     steps: vec![Step::Launch(launch)],
+                    is_split: false,
                 })
             })
             .collect()
@@ -254,6 +257,7 @@ impl RankPart<'_> {
             side: Side::Floor,
             waits: (0, 0, 0),
             steps: vec![Step::Launch(launch)],
+            is_split: false,
         })
     }
 }

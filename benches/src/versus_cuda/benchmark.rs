@@ -1,11 +1,14 @@
 //! Checks and times the candidates of a comparison, on one rank.
 
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use core::time::Duration;
+use std::rc::Rc;
 
 use anyhow::{Context, Result};
 use fusewire::gpu::driver::RawStream;
-use fusewire::{Communicator, DType, Event, GraphExec, Norm, ReduceOp, Stream, Tensor};
+use fusewire::{
+    Communicator, DType, Dispatched, Event, GraphExec, Moe, Norm, ReduceOp, Stream, Tensor,
+};
 use serde::Serialize;
 
 use super::buffers::Latch;
@@ -77,7 +80,23 @@ pub(crate) enum Step {
         comm: Communicator,
         buffers: Box<NormBuffers>,
     },
+    MoeDispatch(Rc<MoeCall>),
+    /// Follows a [`Step::MoeDispatch`] with the same call.
+    MoeCombine(Rc<MoeCall>),
     Launch(Launch),
+}
+
+/// Fusewire's dispatch and combine, and their tensors, on one rank.
+#[derive(Debug)]
+pub(crate) struct MoeCall {
+    pub(crate) moe: Moe,
+    pub(crate) x: Tensor,
+    pub(crate) ids: Tensor,
+    pub(crate) weights: Tensor,
+    pub(crate) y: Tensor,
+    pub(crate) out: Tensor,
+    /// Result of the last enqueued dispatch.
+    pub(crate) received: RefCell<Option<Dispatched>>,
 }
 
 /// Buffers of a norm, on one rank.
@@ -115,6 +134,15 @@ impl Step {
                     .with_residual_out(residual_out);
                 comm.all_reduce_norm_async(&norm)?;
             }
+            Self::MoeDispatch(call) => {
+                let received = call.moe.dispatch(&call.x, &call.ids, &call.weights)?;
+                call.received.replace(Some(received));
+            }
+            Self::MoeCombine(call) => {
+                let received = call.received.borrow();
+                let received = received.as_ref().context("combine before dispatch")?;
+                call.moe.combine(&call.y, received, &call.out)?;
+            }
             Self::Launch(launch) => {
                 // SAFETY: the addresses belong to tensors that the caller of `compare` holds and to
                 // `Buffers`, which outlive the ranks' threads. The kernels' protocols order the
@@ -135,14 +163,26 @@ pub(crate) struct Candidate {
     /// one-way packet latencies.
     pub(crate) waits: (u32, u32, u32),
     pub(crate) steps: Vec<Step>,
+    /// Also checks and times each step separately (only with [`Mode::Graph`]).
+    pub(crate) is_split: bool,
 }
 
-impl Candidate {
-    fn enqueue(&mut self, stream: &Stream) -> Result<()> {
-        // SAFETY: `stream` is a live stream of a GPU.
-        let raw = unsafe { RawStream::from_raw(stream.as_raw() as usize) };
-        self.steps.iter_mut().try_for_each(|step| step.enqueue(raw))
-    }
+/// State in which results are checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stage {
+    pub(crate) side: Side,
+    /// Index of the candidate.
+    pub(crate) index: usize,
+    /// The step that has run, of candidates whose steps run separately; `None` after complete
+    /// operations.
+    pub(crate) step: Option<usize>,
+}
+
+/// Enqueues the steps of an operation.
+fn enqueue(steps: &mut [Step], stream: &Stream) -> Result<()> {
+    // SAFETY: `stream` is a live stream of a GPU.
+    let raw = unsafe { RawStream::from_raw(stream.as_raw() as usize) };
+    steps.iter_mut().try_for_each(|step| step.enqueue(raw))
 }
 
 /// Result of a candidate.
@@ -154,6 +194,9 @@ pub(crate) struct Figure {
     /// Time in ns of one operation on the slowest rank, one value per round. Empty if the candidate
     /// was left out.
     pub(crate) ns: Vec<f64>,
+    /// Times of each step, if the candidate is split: one value per step and round.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) steps_ns: Vec<Vec<f64>>,
     /// Reason why the candidate was left out; `None` if it was timed.
     pub(crate) left_out: Option<String>,
     /// Number of wrong elements on all ranks.
@@ -164,6 +207,8 @@ pub(crate) struct Figure {
 struct Runner {
     candidate: Candidate,
     graph: Option<GraphExec>,
+    /// A graph for each step, if the candidate is split.
+    steps: Vec<GraphExec>,
     figure: Figure,
     repeats: usize,
 }
@@ -187,14 +232,14 @@ impl Benchmark<'_> {
     /// Checks the candidates, leaves out wrong and slow candidates, and times the remaining ones in
     /// rounds. Each round starts with a different candidate. All ranks must call this with the same
     /// candidates. Before the check of a candidate, `spoil` overwrites the results and changes the
-    /// inputs. After the operation, `check` returns the number of wrong elements on this rank. Both
-    /// functions receive the index of the candidate.
+    /// inputs; it receives the index of the candidate. After the operation, `check` returns the
+    /// number of wrong elements on this rank.
     pub(crate) fn compare(
         &self,
         mode: Mode,
         candidates: Vec<Candidate>,
         spoil: impl Fn(usize) -> Result<()>,
-        check: impl Fn(Side, usize) -> Result<u64>,
+        check: impl Fn(Stage) -> Result<u64>,
     ) -> Result<Vec<Figure>> {
         let mut runners = Vec::new();
         for (index, candidate) in candidates.into_iter().enumerate() {
@@ -205,7 +250,23 @@ impl Benchmark<'_> {
             self.launch(&mut runner, 1)?;
             self.stream.synchronize().with_context(|| name.clone())?;
             self.rendezvous.wait()?;
-            let wrong = check(runner.figure.side, index)?;
+            let stage = Stage {
+                side: runner.figure.side,
+                index,
+                step: None,
+            };
+            let mut wrong = check(stage)?;
+            for (step, graph) in runner.steps.iter().enumerate() {
+                if step == 0 {
+                    spoil(index)?;
+                }
+                self.rendezvous.wait()?;
+                graph.launch(&self.stream)?;
+                self.stream.synchronize().with_context(|| name.clone())?;
+                self.rendezvous.wait()?;
+                let step = Some(step);
+                wrong += check(Stage { step, ..stage })?;
+            }
             runner.figure.wrong = self.rendezvous.exchange(self.rank, wrong)?.iter().sum();
             if runner.figure.wrong > 0 {
                 runner.figure.left_out = Some("wrong".to_owned());
@@ -230,13 +291,17 @@ impl Benchmark<'_> {
                 if runner.figure.left_out.is_none() {
                     let ns = self.time(mode, runner)?;
                     runner.figure.ns.push(ns);
+                    let steps = self.time_steps(runner)?;
+                    for (all, ns) in runner.figure.steps_ns.iter_mut().zip(steps) {
+                        all.push(ns);
+                    }
                 }
             }
         }
         // Drops the graphs while no kernel runs, because freeing a graph may wait for the device.
         self.rendezvous.wait()?;
         let figures = runners.into_iter().map(|runner| {
-            drop(runner.graph);
+            drop((runner.graph, runner.steps));
             runner.figure
         });
         let figures = figures.collect();
@@ -250,18 +315,32 @@ impl Benchmark<'_> {
             side: candidate.side,
             waits: candidate.waits,
             ns: Vec::new(),
+            steps_ns: match candidate.is_split {
+                true => vec![Vec::new(); candidate.steps.len()],
+                false => Vec::new(),
+            },
             left_out: None,
             wrong: 0,
         };
         self.rendezvous.wait()?;
         let graph = match mode {
             Mode::Eager => None,
-            Mode::Graph => Some(self.capture(&mut candidate)?),
+            Mode::Graph => Some(self.capture(&mut candidate.steps, self.operations)?),
+        };
+        let steps = match candidate.is_split {
+            true => {
+                let steps = candidate.steps.chunks_mut(1);
+                steps
+                    .map(|step| self.capture(step, 1))
+                    .collect::<Result<_>>()?
+            }
+            false => Vec::new(),
         };
         self.rendezvous.wait()?;
         Ok(Runner {
             candidate,
             graph,
+            steps,
             figure,
             repeats: match mode {
                 Mode::Eager => 20,
@@ -270,17 +349,17 @@ impl Benchmark<'_> {
         })
     }
 
-    fn capture(&self, candidate: &mut Candidate) -> Result<GraphExec> {
+    /// Captures `operations` operations, each of which has the steps.
+    fn capture(&self, steps: &mut [Step], operations: usize) -> Result<GraphExec> {
         self.stream.begin_capture()?;
-        let enqueued = (0..self.operations).try_for_each(|_| candidate.enqueue(&self.stream));
+        let enqueued = (0..operations).try_for_each(|_| enqueue(steps, &self.stream));
         let graph = self.stream.end_capture();
         enqueued?;
         let graph = graph?;
         let nodes = graph.len();
         anyhow::ensure!(
-            nodes >= self.operations,
-            "{nodes} nodes were captured of {} operations",
-            self.operations
+            nodes >= operations,
+            "{nodes} nodes were captured of {operations} operations"
         );
         Ok(graph.instantiate()?)
     }
@@ -291,7 +370,7 @@ impl Benchmark<'_> {
                 Some(graph) => {
                     graph.launch(&self.stream)?;
                 }
-                None => runner.candidate.enqueue(&self.stream)?,
+                None => enqueue(&mut runner.candidate.steps, &self.stream)?,
             }
         }
         Ok(())
@@ -328,6 +407,42 @@ impl Benchmark<'_> {
         let elapsed: Duration = end.elapsed_since(&start)?;
         let ns = elapsed.as_secs_f64() * 1e9 / operations as f64;
         self.rendezvous.greatest(self.rank, ns)
+    }
+
+    /// Returns the time in ns of each step of a split candidate on the slowest rank, in the mean of
+    /// as many operations as a graph has. Each step is a graph between two events, which are part
+    /// of its time. The host enqueues all graphs before it opens the latch.
+    fn time_steps(&self, runner: &Runner) -> Result<Vec<f64>> {
+        if runner.steps.is_empty() {
+            return Ok(Vec::new());
+        }
+        let count = runner.steps.len();
+        let events: Vec<Event> = (0..=count * self.operations)
+            .map(|_| Event::new())
+            .collect();
+        self.rendezvous.wait()?;
+        self.wait_for_latch()?;
+        let mut graphs = runner.steps.iter().cycle();
+        for graph in graphs.by_ref().take(count) {
+            graph.launch(&self.stream)?;
+        }
+        for (event, graph) in events.iter().zip(graphs.take(count * self.operations)) {
+            self.stream.record(event)?;
+            graph.launch(&self.stream)?;
+        }
+        self.stream.record(&events[count * self.operations])?;
+        self.rendezvous.wait()?;
+        self.latch.open(self.turn.get());
+        let name = &runner.figure.name;
+        self.stream.synchronize().with_context(|| name.clone())?;
+        let mut sums = vec![0.0; count];
+        for (index, pair) in events.windows(2).enumerate() {
+            let elapsed = pair[1].elapsed_since(&pair[0])?;
+            sums[index % count] += elapsed.as_secs_f64() * 1e9 / self.operations as f64;
+        }
+        let sums = sums.into_iter();
+        sums.map(|ns| self.rendezvous.greatest(self.rank, ns))
+            .collect()
     }
 
     /// Enqueues a kernel that waits until the latch is opened for the next turn.
@@ -385,6 +500,7 @@ mod tests {
             side,
             waits: (0, 0, 0),
             ns: vec![ns],
+            steps_ns: Vec::new(),
             left_out: None,
             wrong: 0,
         }

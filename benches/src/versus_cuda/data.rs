@@ -12,7 +12,7 @@ pub(crate) const fn size(dtype: DType) -> usize {
 
 /// Returns element `index` of `rank`'s input, from -15 to 15. Different values of `salt` give
 /// different numbers, so that stale results are detected.
-fn element(rank: usize, index: usize, salt: usize) -> i32 {
+pub(crate) fn element(rank: usize, index: usize, salt: usize) -> i32 {
     ((rank * 7 + index * 13 + index / 1009 + salt * 5) % 31) as i32 - 15
 }
 

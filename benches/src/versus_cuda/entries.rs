@@ -24,6 +24,27 @@ pub(crate) const MAX_THREADS: u32 = 512;
 pub(crate) const SIGNAL_PAD_BYTES: usize =
     4 * (2 * MAX_BLOCKS + 2 * MAX_BLOCKS * MAX_RANKS + 32 + 32);
 
+/// Number of experts of a token, of the kernels for a mixture of experts.
+pub(crate) const TOP_K: usize = 8;
+/// Maximum number of experts of all ranks.
+pub(crate) const MAX_EXPERTS: usize = 256;
+/// Payloads of the tokens that dispatch kernels send.
+pub(crate) const PAYLOADS: [DType; 2] = [DType::Bf16, DType::E4m3];
+/// Words of the description of a row, `INFO_WORDS` in `cuda/moe.cuh`, and the index of the word
+/// with the row's token.
+pub(crate) const INFO_WORDS: usize = 3 * TOP_K + 4;
+pub(crate) const INFO_TOKEN: usize = 3 * TOP_K;
+/// Words of `MoePad` in `cuda/moe.cuh`, and the index of its first word with a number of rows.
+pub(crate) const MOE_PAD_WORDS: usize = MOE_COUNTS + 32 + MAX_EXPERTS + 64;
+pub(crate) const MOE_COUNTS: usize = 64 + MAX_EXPERTS;
+
+/// Threads that copy a row together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Team {
+    Block,
+    Warp,
+}
+
 /// Memory order of a barrier or a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -52,6 +73,12 @@ pub(crate) enum Kernel {
     NormByBarrier(u32),
     NormByPackets(u32),
     NormAlone(u32),
+    /// Dispatch in rank-major order.
+    MoeDispatch(Team),
+    /// Dispatch in expert-major order.
+    MoeDispatchExperts(Team),
+    MoeCombinePull,
+    MoeCombinePush,
     Barriers(Order),
     PingPong(Order),
     Copy,
@@ -71,6 +98,12 @@ impl Kernel {
             Self::NormByBarrier(_) => "norm_by_barrier",
             Self::NormByPackets(_) => "norm_by_packets",
             Self::NormAlone(_) => "norm_alone",
+            Self::MoeDispatch(Team::Block) => "moe_dispatch_block",
+            Self::MoeDispatch(Team::Warp) => "moe_dispatch_warp",
+            Self::MoeDispatchExperts(Team::Block) => "moe_dispatch_experts_block",
+            Self::MoeDispatchExperts(Team::Warp) => "moe_dispatch_experts_warp",
+            Self::MoeCombinePull => "moe_combine_pull",
+            Self::MoeCombinePush => "moe_combine_push",
             Self::Barriers(_) => "barriers",
             Self::PingPong(_) => "ping_pong",
             Self::Copy => "copy",
@@ -130,6 +163,16 @@ pub(crate) fn all() -> Vec<Entry> {
             add(Kernel::NormAlone(width), dtype, 1);
         }
     }
+    for ranks in RANKS {
+        for payload in PAYLOADS {
+            for team in [Team::Block, Team::Warp] {
+                add(Kernel::MoeDispatch(team), payload, ranks);
+                add(Kernel::MoeDispatchExperts(team), payload, ranks);
+            }
+        }
+        add(Kernel::MoeCombinePull, DType::Bf16, ranks);
+        add(Kernel::MoeCombinePush, DType::Bf16, ranks);
+    }
     for order in [Order::Relaxed, Order::Release] {
         for ranks in RANKS {
             add(Kernel::Barriers(order), DType::F32, ranks);
@@ -163,10 +206,34 @@ pub(crate) struct Values {
     /// Maximum number of vectors in a block's region of `buffers`.
     pub(crate) capacity: u32,
     pub(crate) rows: u32,
-    /// Vectors per row.
+    /// Vectors per row or token.
     pub(crate) width: u32,
     pub(crate) epsilon: f32,
     pub(crate) turns: u32,
+    pub(crate) moe: MoeValues,
+}
+
+/// Values of the arguments that only kernels for a mixture of experts take.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MoeValues {
+    /// Addresses by rank.
+    pub(crate) arrivals: Vec<u64>,
+    pub(crate) infos: Vec<u64>,
+    pub(crate) results: Vec<u64>,
+    pub(crate) experts: u64,
+    pub(crate) slots: u64,
+    /// Rows in expert-major order, and their description.
+    pub(crate) rows: u64,
+    pub(crate) offsets: u64,
+    pub(crate) origins: u64,
+    pub(crate) row_weights: u64,
+    /// Results of the expert-major rows.
+    pub(crate) y: u64,
+    pub(crate) tokens: u32,
+    /// Maximum number of tokens of a rank.
+    pub(crate) capacity: u32,
+    /// Experts of a rank.
+    pub(crate) per_rank: u32,
 }
 
 /// Kernel arguments in the layout of a C struct.
@@ -253,6 +320,7 @@ impl Entry {
             width,
             epsilon,
             turns,
+            moe,
         } = values;
         let norm = |list: &mut Arguments| {
             pointers(list, &[*residual, *weight, *residual_out, *output]);
@@ -294,6 +362,30 @@ impl Entry {
                 pointers(&mut list, &[*input]);
                 norm(&mut list);
             }
+            Kernel::MoeDispatch(_) | Kernel::MoeDispatchExperts(_) => {
+                peers(&mut list, &[pads, &moe.arrivals, &moe.infos]);
+                pointers(&mut list, &[*input, moe.experts, *weight, moe.slots]);
+                if matches!(self.kernel, Kernel::MoeDispatchExperts(_)) {
+                    let copies = [moe.rows, moe.offsets, moe.origins, moe.row_weights];
+                    pointers(&mut list, &copies);
+                }
+                words(
+                    &mut list,
+                    &[moe.tokens, moe.capacity, *width, moe.per_rank, *rank],
+                );
+            }
+            Kernel::MoeCombinePull => {
+                peers(&mut list, &[pads, &moe.results]);
+                pointers(&mut list, &[*weight, moe.slots, *output]);
+                words(&mut list, &[moe.tokens, moe.capacity, *width, *rank]);
+            }
+            Kernel::MoeCombinePush => {
+                peers(&mut list, &[pads, &moe.results]);
+                let rows = [moe.y, moe.offsets, moe.origins];
+                pointers(&mut list, &rows);
+                pointers(&mut list, &[*weight, moe.slots, *output]);
+                words(&mut list, &[moe.tokens, *width, moe.per_rank, *rank]);
+            }
             Kernel::Barriers(_) | Kernel::PingPong(_) => {
                 peers(&mut list, &[pads]);
                 words(&mut list, &[*turns, *rank]);
@@ -319,7 +411,13 @@ impl Entry {
             outputs: peers.clone(),
             scratches: peers.clone(),
             pads: peers.clone(),
-            buffers: peers,
+            buffers: peers.clone(),
+            moe: MoeValues {
+                arrivals: peers.clone(),
+                infos: peers.clone(),
+                results: peers,
+                ..MoeValues::default()
+            },
             ..Values::default()
         };
         self.arguments(&values).fields
@@ -396,5 +494,13 @@ mod tests {
         assert!(barrier.contains(&format!(
             "static_assert(sizeof(SignalPad) == {SIGNAL_PAD_BYTES}"
         )));
+        let moe = include_str!("../../cuda/moe.cuh");
+        for line in [
+            format!("constexpr int TOP_K = {TOP_K};"),
+            format!("constexpr int MAX_EXPERTS = {MAX_EXPERTS};"),
+            format!("static_assert(sizeof(MoePad) == {},", 4 * MOE_PAD_WORDS),
+        ] {
+            assert!(moe.contains(&line), "{line}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use fusewire::{DType, Tensor};
 
 use super::all_reduce::{Operands, RankPart};
-use super::benchmark::{Candidate, Mode, NormBuffers, Side, Step};
+use super::benchmark::{Candidate, Mode, NormBuffers, Side, Stage, Step};
 use super::data::{self, Norm};
 use super::entries::{Entry, Kernel, VECTOR, Values, WIDTHS};
 use super::report::Row;
@@ -76,8 +76,8 @@ impl RankPart<'_> {
                 residual_out.copy_from_bytes(&vec![0xff; bytes])?;
                 Ok(output.copy_from_bytes(&vec![0xff; bytes])?)
             };
-            let check = |_, turn: usize| {
-                let expected = norm(count, turn);
+            let check = |stage: Stage| {
+                let expected = norm(count, stage.index);
                 let added = residual_out.to_bytes()?;
                 let wrong = data::differing(DTYPE, &added, &expected.residual_out());
                 Ok(wrong + expected.wrong(&output.to_bytes()?))
@@ -90,6 +90,7 @@ impl RankPart<'_> {
                 dtype: DTYPE.name().to_owned(),
                 bytes,
                 tokens: count,
+                moe: None,
                 mode: Mode::Graph,
                 blocks: self.shape.blocks,
                 threads: self.shape.threads,
@@ -130,6 +131,7 @@ impl RankPart<'_> {
                 comm: self.comm.clone(),
                 buffers: Box::new(buffers),
             }],
+            is_split: false,
         }];
         for kernel in [Kernel::NormByBarrier(width), Kernel::NormByPackets(width)] {
             list.push(self.fused(kernel, &values, rows)?);
@@ -204,6 +206,7 @@ impl RankPart<'_> {
             side: Side::Theirs,
             waits: kernel.waits(),
             steps: vec![Step::Launch(launch)],
+            is_split: false,
         })
     }
 

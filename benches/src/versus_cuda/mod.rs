@@ -10,6 +10,7 @@ mod data;
 pub(crate) mod entries;
 mod fused;
 mod module;
+mod moe;
 mod rendezvous;
 mod report;
 pub(crate) mod statistics;
@@ -30,7 +31,7 @@ use self::all_reduce::{ONE_SHOT_BYTES, RankPart, TWO_SHOT_BYTES};
 use self::benchmark::{Benchmark, Mode};
 use self::buffers::{Buffers, Latch, Packets, Peers};
 use self::costs::Cost;
-use self::entries::{RANKS, SIGNAL_PAD_BYTES, TYPES, VECTOR};
+use self::entries::{PAYLOADS, RANKS, SIGNAL_PAD_BYTES, TYPES, VECTOR};
 use self::module::Baseline;
 use self::rendezvous::{Rendezvous, RendezvousGuard};
 use self::report::{Report, Row};
@@ -45,6 +46,7 @@ enum Section {
     Costs,
     AllReduce,
     Fused,
+    Moe,
 }
 
 #[derive(Debug, Args)]
@@ -86,8 +88,24 @@ pub(crate) struct Arguments {
     /// Elements of a row.
     #[arg(long, default_value_t = 7168)]
     hidden: usize,
+    /// Tokens of a rank in a mixture of experts.
+    #[arg(long, value_delimiter = ',', default_value = "1,8,64,128,512")]
+    moe_tokens: Vec<usize>,
+    /// Elements of a token in a mixture of experts, multiples of 128.
+    #[arg(long, value_delimiter = ',', default_value = "7168,2048")]
+    moe_hidden: Vec<usize>,
+    /// Types in which the tokens are sent to the experts: bf16, e4m3.
+    #[arg(long, value_delimiter = ',', value_parser = payload, default_value = "bf16,e4m3")]
+    payloads: Vec<DType>,
+    /// Experts of all ranks, of which each token selects 8.
+    #[arg(long, default_value_t = 256)]
+    experts: usize,
     /// Parts to measure.
-    #[arg(long, value_delimiter = ',', default_value = "costs,all-reduce,fused")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "costs,all-reduce,fused,moe"
+    )]
     only: Vec<Section>,
     /// Operations per captured graph.
     #[arg(long, default_value_t = benchmark::OPERATIONS, hide = true)]
@@ -121,6 +139,24 @@ fn dtype(text: &str) -> Result<DType> {
     known
         .find(|dtype| dtype.name() == text)
         .with_context(|| format!("{text} is none of f32, bf16"))
+}
+
+fn payload(text: &str) -> Result<DType> {
+    let mut known = PAYLOADS.into_iter();
+    known
+        .find(|dtype| dtype.name() == text)
+        .with_context(|| format!("{text} is none of bf16, e4m3"))
+}
+
+impl Arguments {
+    fn mixtures(&self) -> moe::Cases {
+        moe::Cases {
+            tokens: self.moe_tokens.clone(),
+            hidden: self.moe_hidden.clone(),
+            payloads: self.payloads.clone(),
+            experts: self.experts,
+        }
+    }
 }
 
 /// Number of ranks, and grid of each rank.
@@ -179,6 +215,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
         arguments.rounds > 0 && arguments.operations > 0,
         "no rounds"
     );
+    arguments.mixtures().check(&arguments.ranks)?;
     let device = Device::Cuda(arguments.gpu);
     let gpu = match fusewire::open_gpu(device) {
         Ok(gpu) => gpu,
@@ -199,17 +236,28 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     for &ranks in &arguments.ranks {
         let multiprocessors = gpu.properties().multiprocessors;
         let shape = Shape::new(arguments, ranks, multiprocessors);
-        let found = measure(arguments, device, &gpu, &baseline, shape)
-            .with_context(|| format!("{ranks} ranks"))?;
-        report.costs.extend(found.costs);
-        report.all_reduce.extend(found.all_reduce);
-        report.fused.extend(found.fused);
-        // Writes after each number of ranks, so that a later failure loses no results.
-        write(arguments, &report)?;
+        // The last section needs the most memory, so it has its own communicator.
+        for sections in [
+            &[Section::Costs, Section::AllReduce, Section::Fused][..],
+            &[Section::Moe],
+        ] {
+            let is_chosen = |section: &&Section| arguments.only.contains(section);
+            let sections: Vec<Section> = sections.iter().filter(is_chosen).copied().collect();
+            if sections.is_empty() {
+                continue;
+            }
+            let found = measure(arguments, &sections, device, &gpu, &baseline, shape)
+                .with_context(|| format!("{ranks} ranks"))?;
+            report.costs.extend(found.costs);
+            report.all_reduce.extend(found.all_reduce);
+            report.fused.extend(found.fused);
+            report.moe.extend(found.moe);
+            // Writes now, so that a later failure loses no results.
+            write(arguments, &report)?;
+        }
     }
     println!("{}", report.tables());
-    let rows = report.all_reduce.iter().chain(&report.fused);
-    let wrong: u64 = rows.map(Row::wrong).sum();
+    let wrong: u64 = report.rows().map(Row::wrong).sum();
     ensure!(wrong == 0, "{wrong} wrong elements");
     Ok(ExitCode::SUCCESS)
 }
@@ -254,16 +302,17 @@ fn write(arguments: &Arguments, report: &Report) -> Result<()> {
         create(file)?;
         let old = fs::read_to_string(file).unwrap_or_default();
         let header = Header::of(report.header.clone());
-        let title = "# All_reduce next to CUDA C++";
+        let title = "# Kernels next to CUDA C++";
         let text = document(&old, title, &header, &report.tables());
         fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
     }
     Ok(())
 }
 
-/// Measures one number of ranks.
+/// Measures some sections with one number of ranks.
 fn measure(
     arguments: &Arguments,
+    sections: &[Section],
     device: Device,
     gpu: &Arc<Gpu>,
     baseline: &Baseline,
@@ -277,7 +326,16 @@ fn measure(
     options.timeout = Duration::from_secs(30);
     let body = |comm: Communicator| {
         let attendance = RendezvousGuard::new(&rendezvous);
-        let result = rank(arguments, baseline, &buffers, &rendezvous, shape, &comm);
+        let buffers = &buffers;
+        let result = rank(
+            arguments,
+            sections,
+            baseline,
+            buffers,
+            &rendezvous,
+            shape,
+            &comm,
+        );
         if result.is_ok() {
             attendance.end();
         } else {
@@ -335,6 +393,7 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
 /// Runs the measurements of one rank.
 fn rank(
     arguments: &Arguments,
+    sections: &[Section],
     baseline: &Baseline,
     buffers: &Buffers,
     rendezvous: &Rendezvous,
@@ -361,19 +420,22 @@ fn rank(
     };
     let say = |row: &Row| eprintln!("{}", row.line());
     let mut report = Report::default();
-    if arguments.only.contains(&Section::Costs) {
+    if sections.contains(&Section::Costs) {
         let (pads, ping_pong) = (&buffers.pads, &buffers.ping_pong);
         let found: Vec<Cost> = costs::together(&benchmark, baseline, pads, ping_pong, shape)?;
         report.costs = found;
     }
-    if arguments.only.contains(&Section::AllReduce) {
+    if sections.contains(&Section::AllReduce) {
         for &dtype in &arguments.types {
             let rows = part.all_sizes(dtype, &arguments.sizes, &arguments.modes, say)?;
             report.all_reduce.extend(rows);
         }
     }
-    if arguments.only.contains(&Section::Fused) {
+    if sections.contains(&Section::Fused) {
         report.fused = part.all_tokens(&arguments.tokens, arguments.hidden, say)?;
+    }
+    if sections.contains(&Section::Moe) {
+        report.moe = part.all_mixtures(&arguments.mixtures(), say)?;
     }
     benchmark.stream.synchronize()?;
     rendezvous.wait()?;
@@ -405,6 +467,7 @@ mod tests {
             assert!(size(wrong).is_err(), "{wrong}");
         }
         assert!(parse(&["--types", "f16"]).is_err());
+        assert!(parse(&["--payloads", "e5m2"]).is_err());
     }
 
     #[test]
@@ -429,6 +492,8 @@ mod tests {
             (&["--hidden", "80000"], "rows of 80000"),
             (&["--tokens", "0"], "no tokens"),
             (&["--rounds", "0"], "no rounds"),
+            (&["--experts", "100"], "100 experts"),
+            (&["--moe-hidden", "100"], "tokens of [100] elements"),
         ] {
             let arguments = parse(words).expect("words");
             let error = main(&arguments).expect_err("refused").to_string();

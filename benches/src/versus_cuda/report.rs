@@ -18,11 +18,37 @@ pub(crate) struct Row {
     pub(crate) bytes: usize,
     /// Number of tokens; 0 for an all-reduce.
     pub(crate) tokens: usize,
+    /// Further numbers of a mixture of experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) moe: Option<MoeRow>,
     pub(crate) mode: Mode,
     /// Maximum number of blocks of a rank's grid.
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
     pub(crate) figures: Vec<Figure>,
+}
+
+/// Numbers of a row for a mixture of experts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct MoeRow {
+    pub(crate) hidden: usize,
+    pub(crate) experts: usize,
+    pub(crate) top_k: usize,
+    pub(crate) layout: &'static str,
+    pub(crate) payload: &'static str,
+}
+
+impl MoeRow {
+    fn describe(&self) -> String {
+        let Self {
+            hidden,
+            experts,
+            top_k,
+            layout,
+            payload,
+        } = self;
+        format!("hidden {hidden}, top {top_k} of {experts}, {payload} payload, {layout}")
+    }
 }
 
 impl Row {
@@ -48,9 +74,10 @@ impl Row {
 
     /// Returns one line for the terminal.
     pub(crate) fn line(&self) -> String {
-        let what = match self.tokens {
-            0 => human(self.bytes),
-            tokens => format!("{tokens} tokens"),
+        let what = match (self.tokens, &self.moe) {
+            (0, _) => human(self.bytes),
+            (tokens, None) => format!("{tokens} tokens"),
+            (tokens, Some(moe)) => format!("{}, {tokens} tokens", moe.describe()),
         };
         let figure = |side| {
             self.best(side).map_or_else(
@@ -82,9 +109,15 @@ pub(crate) struct Report {
     pub(crate) costs: Vec<Cost>,
     pub(crate) all_reduce: Vec<Row>,
     pub(crate) fused: Vec<Row>,
+    pub(crate) moe: Vec<Row>,
 }
 
 impl Report {
+    /// Returns all rows.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.all_reduce.iter().chain(&self.fused).chain(&self.moe)
+    }
+
     fn cost(&self, name: &str, ranks: usize) -> Option<f64> {
         let cost = self
             .costs
@@ -167,10 +200,29 @@ impl Report {
                 fused_line(&mut text, row);
             }
         }
+        for group in groups(&self.moe) {
+            let first = group[0];
+            let _ = writeln!(
+                text,
+                "\n### Mixture of experts, {} ranks, {}, {}; {} blocks of {} threads at most\n",
+                first.ranks,
+                first
+                    .moe
+                    .as_ref()
+                    .map_or_else(String::new, MoeRow::describe),
+                first.mode.name(),
+                first.blocks,
+                first.threads
+            );
+            text += "| tokens | ours us | C++ us | ours / C++ | dispatch: ours, C++ us | ours / \
+                C++ | combine: ours, C++ us | ours / C++ |\n";
+            text += "|---|---|---|---|---|---|---|---|\n";
+            for row in group {
+                moe_line(&mut text, row);
+            }
+        }
         let left: Vec<String> = self
-            .all_reduce
-            .iter()
-            .chain(&self.fused)
+            .rows()
             .flat_map(|row| {
                 let wrong = row.figures.iter().filter(|figure| figure.wrong > 0);
                 wrong.map(|figure| format!("{}: {}", row.line(), figure.name))
@@ -225,10 +277,46 @@ fn fused_line(text: &mut String, row: &Row) {
     );
 }
 
+fn moe_line(text: &mut String, row: &Row) {
+    let (ours, theirs) = (row.best(Side::Ours), row.best(Side::Theirs));
+    let _ = write!(
+        text,
+        "| {} | {} | {} | {} |",
+        row.tokens,
+        us(ours.and_then(|figure| median(&figure.ns))),
+        named(theirs),
+        quotient(ours, theirs)
+    );
+    for step in 0..2 {
+        // The candidates are those of the first columns.
+        let of_step = |figure: Option<&Figure>| {
+            let ns = figure?.steps_ns.get(step)?.clone();
+            Some(Figure {
+                ns,
+                ..figure?.clone()
+            })
+        };
+        let (ours, theirs) = (of_step(ours), of_step(theirs));
+        let middle =
+            |figure: &Option<Figure>| us(figure.as_ref().and_then(|figure| median(&figure.ns)));
+        let _ = write!(
+            text,
+            " {}, {} | {} |",
+            middle(&ours),
+            middle(&theirs),
+            quotient(ours.as_ref(), theirs.as_ref())
+        );
+    }
+    text.push('\n');
+}
+
 /// Groups the rows by table and keeps their order.
 fn groups(rows: &[Row]) -> Vec<Vec<&Row>> {
     let mut groups: Vec<Vec<&Row>> = Vec::new();
-    let key = |row: &Row| (row.ranks, row.dtype.clone(), row.mode == Mode::Graph);
+    let key = |row: &Row| {
+        let moe = row.moe.clone();
+        (row.ranks, row.dtype.clone(), row.mode == Mode::Graph, moe)
+    };
     for row in rows {
         match groups.iter_mut().find(|group| key(group[0]) == key(row)) {
             Some(group) => group.push(row),
@@ -304,6 +392,7 @@ mod tests {
             side,
             waits,
             ns: (0..11).map(|round| ns + f64::from(round)).collect(),
+            steps_ns: Vec::new(),
             left_out: None,
             wrong: 0,
         }
@@ -315,6 +404,7 @@ mod tests {
             dtype: "bf16".to_owned(),
             bytes: 8192,
             tokens,
+            moe: None,
             mode: Mode::Graph,
             blocks: 32,
             threads: 512,
@@ -410,5 +500,45 @@ mod tests {
             (one_stage, then norm_alone) | 1.00 [1.00, 1.00] | 0.50 [0.50, 0.50] | 0.67 [0.67, \
             0.67] |";
         assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn rows_of_experts_have_the_times_of_both_steps() {
+        let split = |name, side, ns, steps: [f64; 2]| Figure {
+            steps_ns: steps.map(|ns| vec![ns; 11]).to_vec(),
+            ..figure(name, side, ns, (0, 0, 0))
+        };
+        let figures = vec![
+            split("dispatch, combine", Side::Ours, 9000.0, [4000.0, 6000.0]),
+            split("slow", Side::Theirs, 20000.0, [1.0, 1.0]),
+            split("fast", Side::Theirs, 18000.0, [8000.0, 6000.0]),
+        ];
+        let moe = |layout| MoeRow {
+            hidden: 7168,
+            experts: 256,
+            top_k: 8,
+            layout,
+            payload: "bf16",
+        };
+        let of_layout = |layout| Row {
+            moe: Some(moe(layout)),
+            ..row(figures.clone(), 64)
+        };
+        let report = Report {
+            moe: vec![of_layout("rank-major"), of_layout("expert-major")],
+            ..Report::default()
+        };
+        let text = report.tables();
+        let line = "| 64 | 9.01 | 18.0 (fast) | 0.50 [0.50, 0.50] | 4.00, 8.00 | 0.50 [0.50, \
+            0.50] | 6.00, 6.00 | 1.00 [1.00, 1.00] |";
+        assert_eq!(text.matches(line).count(), 2, "{text}");
+        let title = "### Mixture of experts, 4 ranks, hidden 7168, top 8 of 256, bf16 payload, \
+            expert-major, graph; 32 blocks of 512 threads at most";
+        assert!(text.contains(title), "{text}");
+        let line = of_layout("rank-major").line();
+        assert!(
+            line.contains("rank-major, 64 tokens: ours dispatch, combine 9.01"),
+            "{line}"
+        );
     }
 }

@@ -514,7 +514,10 @@ versus_cuda() {
     # The program adds its tables to those that the file contains.
     rm -f "$out/versus-cuda.md" "$out/wait-cost.md"
     few=
-    [ $quick = no ] || few='--ranks 2 --sizes 512,64K --types bf16 --tokens 1,16 --rounds 7'
+    if [ $quick = yes ]; then
+        few='--ranks 2 --sizes 512,64K --types bf16 --tokens 1,16 --rounds 7'
+        few="$few --moe-tokens 1,64 --moe-hidden 2048"
+    fi
     # shellcheck disable=SC2086 # words
     command_of fusewire-benches versus cuda --gpu "$gpu" $few --out "$out/versus-cuda.md" \
         --json "$out/versus-cuda.json"
