@@ -133,6 +133,14 @@ pub fn exemptions() -> Vec<Exemption> {
             "a word of another block has its value in it, as a packet has",
         ),
     ];
+    // `Progress::recent` and `Progress::beat`.
+    let text = "off offset:24";
+    let recent = "the call of a peer, which is only compared with this rank's own call";
+    out.push(exemption(ACQUIRE, "moe_*", text, 24, recent));
+    out.push(exemption(ACQUIRE, "window_wait", text, 4, recent));
+    let text = "offset:56 sc0 sc1: no write-back";
+    let beat = "a word that shows only that this rank waits, which orders nothing";
+    out.push(exemption(RELEASE, "moe_*", text, 6, beat));
     let host_word = "the host's copy of a peer's abort word, which the lane itself has read";
     let text = "off: stores were not complete"; // gfx90a
     out.push(exemption(RELEASE, "*", text, 2, host_word));
