@@ -64,11 +64,11 @@ pub use self::algorithm::Algorithm;
 pub use self::comm::{
     AllGatherP, Batch, Candidate, Communicator, Dispatched, FlightRecord, HookArguments,
     HookBuffer, HookHandle, InitHandle, KernelLaunch, LaunchAttributes, MAX_SIZE, Members,
-    MicroBatch, MissingRanks, Moe, MoeConfig, MoeInfo, MoeLayout, MoePayload, MoeReceived,
-    MoeScales, MoeScalesLayout, Norm, P2pKind, P2pOp, PreparedKernel, Queue, ReadyFlags,
-    ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge, ScaleLayout,
-    SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions, Work, WorkStatus, new_comm,
-    run_threads, run_threads_each, run_threads_on, run_threads_with,
+    MicroBatch, MissingRanks, Moe, MoeConfig, MoeInfo, MoeLayout, MoeMode, MoePayload, MoeReceived,
+    MoeResults, MoeScales, MoeScalesLayout, Norm, P2pKind, P2pOp, PreparedKernel, Queue,
+    ReadyFlags, ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge,
+    ScaleLayout, SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions, Work,
+    WorkStatus, new_comm, run_threads, run_threads_each, run_threads_on, run_threads_with,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Activity, EndReason, Error, Failure, Result};

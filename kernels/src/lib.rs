@@ -61,7 +61,6 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     fused::REDUCE_NORM_PACKET_INSTANCES,
     moe::MOE_COMBINE_INSTANCES,
     moe::MOE_DISPATCH_INSTANCES,
-    moe::MOE_DISPATCH_FP8_INSTANCES,
     movement::MOVE_ROWS_INSTANCES,
     nvls::ALL_GATHER_NVLS_INSTANCES,
     nvls::ALL_REDUCE_NVLS_INSTANCES,

@@ -6,8 +6,8 @@
 //! them the rows that it must receive and the results of its own tokens.
 
 use fusewire::{
-    Communicator, DType, Dispatched, MissingRanks, Moe, MoeConfig, MoeInfo, MoeLayout, MoePayload,
-    MoeReceived, MoeScales, MoeScalesLayout, Tensor,
+    Communicator, DType, Dispatched, MissingRanks, Moe, MoeConfig, MoeInfo, MoeLayout, MoeMode,
+    MoePayload, MoeReceived, MoeResults, MoeScales, MoeScalesLayout, Tensor,
 };
 
 use crate::norm::e4m3;
@@ -149,6 +149,10 @@ pub struct MoeCase {
     pub input: DType,
     /// Format of dispatched rows.
     pub payload: MoePayload,
+    /// Format of results that are sent.
+    pub results: MoeResults,
+    /// Tokens of a rank in a round, in high throughput mode; 0 for low latency.
+    pub staging: usize,
     /// Order of the scales.
     pub scales_layout: MoeScalesLayout,
     /// Type of received rows.
@@ -191,6 +195,8 @@ impl MoeCase {
             placement: Placement::Default,
             input: DType::Bf16,
             payload: MoePayload::Same,
+            results: MoeResults::Same,
+            staging: 0,
             scales_layout: MoeScalesLayout::RowMajor,
             received: MoeReceived::AsSent,
             missing_ranks: MissingRanks::Fail,
@@ -212,6 +218,7 @@ impl MoeCase {
         let mut config = MoeConfig::new(self.experts, self.top_k, self.hidden, self.max_tokens)
             .input(self.input)
             .payload(self.payload)
+            .results(self.results)
             .scales_layout(self.scales_layout)
             .received(self.received)
             .missing_ranks(self.missing_ranks)
@@ -221,6 +228,9 @@ impl MoeCase {
         if let Some(rows) = self.capacity {
             config = config.capacity(rows);
         }
+        if self.is_staged() {
+            config = config.mode(MoeMode::HighThroughput).staging(self.staging);
+        }
         if self.local_experts > 0 {
             config = config.local_experts(self.local_experts);
         }
@@ -228,6 +238,27 @@ impl MoeCase {
             config = config.blocks(self.blocks);
         }
         config
+    }
+
+    /// Returns the case in high throughput mode, with `staging` tokens in a round.
+    #[must_use]
+    pub fn staged(self, staging: usize) -> Self {
+        Self {
+            staging,
+            halves: false,
+            missing_ranks: MissingRanks::Fail,
+            ..self
+        }
+    }
+
+    /// Returns true in high throughput mode.
+    pub fn is_staged(&self) -> bool {
+        self.staging > 0
+    }
+
+    /// Returns true if dispatch copies rows from where they arrive.
+    fn copies_rows(&self) -> bool {
+        self.is_expert_major() || self.is_staged()
     }
 
     /// Returns true if the rows are in expert-major order.
@@ -512,7 +543,8 @@ pub struct Expected {
     pub rows: Vec<Row>,
     /// Rows of each expert or source rank.
     pub counts: Vec<u32>,
-    /// Offsets of the experts. Empty in rank-major order.
+    /// Offsets of the experts; in rank-major order those of the ranks in high throughput mode, and
+    /// otherwise empty.
     pub offsets: Vec<u32>,
     /// Selections of each expert.
     pub selections: Vec<u64>,
@@ -550,7 +582,10 @@ pub fn expected(case: &MoeCase, ranks: u32, rank: u32, round: usize) -> Expected
             if local.iter().all(|id| *id < 0) {
                 continue;
             }
-            let first = source as usize * case.max_tokens + of_source;
+            let first = match case.is_staged() {
+                true => out.rows.len(),
+                false => source as usize * case.max_tokens + of_source,
+            };
             of_source += 1;
             let bytes = case.row_bytes();
             let mut row = Row {
@@ -585,6 +620,10 @@ pub fn expected(case: &MoeCase, ranks: u32, rank: u32, round: usize) -> Expected
         }
         if !case.is_expert_major() {
             out.counts.push(of_source as u32);
+            if case.is_staged() {
+                out.offsets.resize(source as usize + 1, 0);
+                out.offsets.push(out.rows.len() as u32);
+            }
         }
     }
     if case.is_expert_major() {
@@ -620,6 +659,20 @@ pub fn results(case: &MoeCase, expected: &Expected, count: usize, expert: Expert
     y
 }
 
+/// Returns the values of a result, as it is sent.
+fn returned(case: &MoeCase, result: &[u8]) -> Vec<f32> {
+    let values = widen(case.input, result);
+    if case.results == MoeResults::Same {
+        return values;
+    }
+    let of_group = |group: &[f32]| -> Vec<f32> {
+        let (codes, scale) = quantize(group, MoeScales::F32);
+        let scale = f32::from_bits(scale);
+        codes.iter().map(|code| e4m3_value(*code) * scale).collect()
+    };
+    values.chunks(GROUP).flat_map(of_group).collect()
+}
+
 /// Adds the weighted results of a token in the order of its selections. `result` returns the bytes
 /// of the result of selection `k`.
 pub fn combined(
@@ -632,7 +685,7 @@ pub fn combined(
     let mut sum = vec![0f32; case.hidden];
     for k in (0..top_k).filter(|k| inputs.ids[token * top_k + k] >= 0) {
         let weight = inputs.weights[token * top_k + k];
-        for (sum, y) in sum.iter_mut().zip(widen(case.input, &result(k))) {
+        for (sum, y) in sum.iter_mut().zip(returned(case, &result(k))) {
             *sum += weight * y;
         }
     }
@@ -792,8 +845,8 @@ fn equal<T: PartialEq + core::fmt::Debug>(name: &str, found: T, expected: T) -> 
 }
 
 /// Fills the results of an earlier dispatch. The next dispatch must write or preserve them. All
-/// ranks together: no peer may write them during this call. In rank-major order, tokens and scales
-/// keep their contents, because peers write them directly.
+/// ranks together: no peer may write them during this call. In rank-major order in low latency mode,
+/// tokens and scales keep their contents, because peers write them directly.
 ///
 /// # Errors
 /// Returns the errors of [`Tensor::copy_from_bytes`] and of the barrier.
@@ -809,7 +862,7 @@ pub fn poison(
     if let Some(offsets) = &it.offsets {
         fill(offsets, POISON)?;
     }
-    if case.is_expert_major() {
+    if case.copies_rows() {
         fill(&it.x, POISON)?;
         if let Some(scales) = &it.scales {
             fill(scales, POISON)?;
@@ -868,8 +921,8 @@ pub fn check_dispatched(
             .get_mut(row.row)
             .ok_or_else(|| format!("row {} of {} rows", row.row, info.rows))? = Some(row);
     }
-    // Rank-major order does not specify the other contents of unused rows.
-    let preserved = poisoned && case.is_expert_major();
+    // Where rows arrive, the other contents of unused rows are not specified.
+    let preserved = poisoned && case.copies_rows();
     let poison = u32::from_le_bytes([POISON; 4]);
     for (number, row) in rows.into_iter().enumerate() {
         let name = |what: &str| format!("row {number}: {what}");
@@ -1084,13 +1137,13 @@ fn check_info(case: &MoeCase, ranks: u32, info: &MoeInfo) -> Result<(), String> 
     equal("local_experts", info.local_experts, case.places(ranks))?;
     let rows = case.all_rows(ranks);
     match case.capacity {
-        Some(capacity) if case.is_expert_major() => equal("rows", info.rows, capacity)?,
+        Some(capacity) if case.copies_rows() => equal("rows", info.rows, capacity)?,
         // The default capacity may be rounded up.
         _ if case.is_expert_major() && info.rows >= rows => {}
         _ => equal("rows", info.rows, rows)?,
     }
     equal("results", info.results, info.rows * case.width())?;
-    if case.is_expert_major() {
+    if case.copies_rows() {
         equal("x_stride", info.x_stride, case.hidden)?;
     }
     let is_row = case.scales_layout == MoeScalesLayout::RowMajor;
@@ -1221,6 +1274,24 @@ pub fn settings(ranks: u32) -> Vec<MoeCase> {
             });
         }
     }
+    for (input, hidden) in [
+        (DType::Bf16, 2 * GROUP),
+        (DType::F16, GROUP),
+        (DType::F32, 5 * GROUP),
+    ] {
+        for layout in LAYOUTS {
+            let halves = cases.len() % 2 == 1;
+            cases.push(MoeCase {
+                input,
+                hidden,
+                layout,
+                halves,
+                results: MoeResults::Fp8,
+                ..base.clone()
+            });
+        }
+    }
+    cases.extend(rounds(ranks));
     // All rows fit, but the ranks must find out.
     let bounded = |missing_ranks| MoeCase {
         capacity: Some(base.all_rows(ranks) - 1),
@@ -1228,6 +1299,55 @@ pub fn settings(ranks: u32) -> Vec<MoeCase> {
         ..base.clone()
     };
     cases.extend([MissingRanks::Fail, MissingRanks::Mask].map(bounded));
+    cases
+}
+
+/// Returns small cases for `ranks` ranks in high throughput mode, with one to five rounds.
+pub fn rounds(ranks: u32) -> Vec<MoeCase> {
+    let mut cases = Vec::new();
+    for payload in PAYLOADS {
+        for layout in LAYOUTS {
+            let base = MoeCase {
+                payload,
+                layout,
+                input: INPUTS[cases.len() % 3],
+                uneven: true,
+                routing: Routing::Masked,
+                alignment: 4,
+                ..MoeCase::new(7, 3, 2 * GROUP, 11)
+            };
+            let bounded = MoeCase {
+                capacity: Some(base.all_rows(ranks) - 1),
+                results: MoeResults::Fp8,
+                ..base.clone()
+            };
+            let is_fp8 = payload != MoePayload::Same;
+            let form = MoeCase {
+                reuse: true,
+                scales_layout: match is_fp8 {
+                    true => MoeScalesLayout::ColumnMajor,
+                    false => MoeScalesLayout::RowMajor,
+                },
+                ..base.clone()
+            };
+            let dequantized = MoeCase {
+                received: match is_fp8 {
+                    true => MoeReceived::Dequantized,
+                    false => MoeReceived::AsSent,
+                },
+                routing: Routing::SomeEmpty,
+                ..base.clone()
+            };
+            let pair = match (layout, payload) {
+                (MoeLayout::ExpertMajor, MoePayload::Fp8(MoeScales::F32))
+                | (MoeLayout::RankMajor, MoePayload::Fp8(MoeScales::Ue8m0)) => {
+                    [dequantized.staged(1), bounded.staged(4)]
+                }
+                _ => [form.staged(3), bounded.staged(11)],
+            };
+            cases.extend(pair);
+        }
+    }
     cases
 }
 

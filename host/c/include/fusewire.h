@@ -841,10 +841,24 @@ int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire
 #define FUSEWIRE_MOE_PAYLOAD_FP8 1  /* tokens are sent in E4M3, with a scale for each group of
                                        FUSEWIRE_SCALE_GROUP elements */
 
+#define FUSEWIRE_MOE_RESULTS_SAME 0 /* results are sent in the type of the tokens */
+#define FUSEWIRE_MOE_RESULTS_FP8 1  /* results are sent in E4M3, with an F32 scale for each group of
+                                       FUSEWIRE_SCALE_GROUP elements */
+
+#define FUSEWIRE_MOE_LOW_LATENCY 0     /* for few tokens, as in decoding: a rank sends all rows at
+                                          once, and peers have room for as many as can arrive. An
+                                          operation is one launch, and has two halves. */
+#define FUSEWIRE_MOE_HIGH_THROUGHPUT 1 /* for many tokens, as in prefill: the ranks first exchange
+                                          the numbers of rows. Rows and results then pass through
+                                          staging in rounds, each of which is a launch. Operations
+                                          have no halves. Not with MASK_MISSING. */
+
 #define FUSEWIRE_MOE_EXPERT_MAJOR 0 /* a row for each selection of an expert of this rank, in the
                                        order of expert, rank, token, selection */
-#define FUSEWIRE_MOE_RANK_MAJOR 1   /* a row for each token with an expert of this rank: the i-th
-                                       such token of rank r has row r * max_tokens + i */
+#define FUSEWIRE_MOE_RANK_MAJOR 1   /* a row for each token with an expert of this rank, in the
+                                       order of rank and token. In LOW_LATENCY mode, the i-th such
+                                       token of rank r has row r * max_tokens + i; in
+                                       HIGH_THROUGHPUT mode, the rows of all ranks are contiguous. */
 
 /* Flag: a rank that does not send within the timeout, or whose process has ended, does not fail the
    communicator. Instead, this rank masks the missing rank and continues without it: neither sends
@@ -855,10 +869,12 @@ int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire
 #define FUSEWIRE_MOE_MASK_MISSING 1
 /* Flag: the scales of the same group of all rows are contiguous, as tensor maps need it. Columns
    start at multiples of 16 bytes. UE8M0 scales are then U32 words of the scales of four groups of a
-   row, the first in the lowest byte. Only for PAYLOAD_FP8 in EXPERT_MAJOR order. */
+   row, the first in the lowest byte. Only for PAYLOAD_FP8, in EXPERT_MAJOR order or in
+   HIGH_THROUGHPUT mode. */
 #define FUSEWIRE_MOE_COLUMN_SCALES 2
 /* Flag: received rows are converted to the dtype of the configuration: the fp8 element times its
-   scale, in f32, rounded once. There are no scales. Only for PAYLOAD_FP8 in EXPERT_MAJOR order. */
+   scale, in f32, rounded once. There are no scales. Only for PAYLOAD_FP8, in EXPERT_MAJOR order or
+   in HIGH_THROUGHPUT mode. */
 #define FUSEWIRE_MOE_DEQUANTIZE 4
 
 /* Configuration. Must be equal on all ranks. */
@@ -866,12 +882,14 @@ typedef struct fusewire_moe_config {
   size_t struct_size;     /* sizeof(fusewire_moe_config) */
   uint32_t experts;       /* of all ranks */
   uint32_t top_k;         /* experts of a token: from 1 to 16 */
-  uint64_t hidden;        /* elements of a token: a multiple of 8, or of 128 for PAYLOAD_FP8 */
+  uint64_t hidden;        /* elements of a token: a multiple of 8, or of 128 for PAYLOAD_FP8 or
+                             RESULTS_FP8 */
   uint64_t max_tokens;    /* of a rank */
   uint64_t capacity;      /* limit of the rows of a rank in EXPERT_MAJOR order, with those that the
-                             alignment adds; default: all that can arrive. With fewer, the ranks
-                             first exchange the numbers of rows, which takes two more messages; if
-                             they exceed the capacity, dispatch fails before any row moves. */
+                             alignment adds, or in HIGH_THROUGHPUT mode; default: all that can
+                             arrive. With fewer, the ranks agree on the numbers of rows before the
+                             rows, which takes one or two more messages; if they exceed the
+                             capacity, dispatch fails before any row moves. */
   uint64_t alignment;     /* in EXPERT_MAJOR order, the rows of each expert start at a multiple of
                              this number; default: 1 */
   uint32_t dtype;         /* of tokens and results: BF16 (or 0), F16, F32 */
@@ -886,6 +904,11 @@ typedef struct fusewire_moe_config {
                              FUSEWIRE_MOE_DEQUANTIZE */
   double timeout_seconds; /* limit of every wait; default: that of the communicator. A rank that
                              is itself waiting for a missing rank is masked after four times it. */
+  uint32_t mode;          /* FUSEWIRE_MOE_LOW_LATENCY, FUSEWIRE_MOE_HIGH_THROUGHPUT */
+  uint32_t results;       /* FUSEWIRE_MOE_RESULTS_SAME, FUSEWIRE_MOE_RESULTS_FP8 */
+  uint64_t staging;       /* HIGH_THROUGHPUT: tokens of a rank that are sent in a round, at least 1
+                             for each block; default: 512. A rank has staging for the rows of two
+                             rounds from each rank, and for the results of two rounds. Else 0. */
 } fusewire_moe_config;
 
 /* Sizes. */
@@ -906,12 +929,11 @@ typedef struct fusewire_moe_info {
 
 /* The tokens that a rank has received. Functions write this struct; the program sets struct_size.
    The addresses are in memory of the device and are the same for all dispatches of a micro-batch.
-   Each dispatch of the micro-batch overwrites the contents. In RANK_MAJOR order, x and scales are
-   valid until the next combine. Experts are numbered from 0 on each rank. Rows without a token have
-   the id -1 and keep their other contents.
+   Each dispatch of the micro-batch overwrites the contents. Experts are numbered from 0 on each
+   rank. Rows without a token have the id -1 and keep their other contents.
 
-   In RANK_MAJOR order, x and scales are in the memory in which rows arrive: the program must not
-   write between the rows. */
+   In RANK_MAJOR order in LOW_LATENCY mode, x and scales are valid until the next combine, and are
+   in the memory in which rows arrive: the program must not write between the rows. */
 typedef struct fusewire_moe_dispatched {
   size_t struct_size;      /* sizeof(fusewire_moe_dispatched) */
   uint64_t moe;            /* these three identify the dispatch: do not change them */
@@ -930,7 +952,9 @@ typedef struct fusewire_moe_dispatched {
   const uint32_t *counts;  /* EXPERT_MAJOR: rows of each expert, for local_experts experts;
                               RANK_MAJOR: rows from each rank */
   const uint32_t *offsets; /* EXPERT_MAJOR: the first row of each expert, and the end of the last
-                              one: local_experts + 1 elements; RANK_MAJOR: null */
+                              one: local_experts + 1 elements; RANK_MAJOR: in HIGH_THROUGHPUT
+                              mode the first row from each rank, and the end of the last one, or
+                              else null */
   const uint32_t *sources; /* rows x 2: the rank and the token of each row */
   const int32_t *ids;      /* rows x ids_per_row: EXPERT_MAJOR: the expert of the row; RANK_MAJOR:
                               the experts of the token, -1 for those of other ranks */
@@ -975,7 +999,9 @@ int fusewire_moe_dispatch(const fusewire_comm *comm, const fusewire_moe *moe, ui
                           uint64_t tokens, fusewire_moe_dispatched *dispatched);
 
 /* The halves of fusewire_moe_dispatch. Between them, the program can enqueue a computation, or a
-   half of the other micro-batch. The result is valid after _receive. */
+   half of the other micro-batch. The result is valid after _receive. In HIGH_THROUGHPUT mode, the
+   functions *_send and *_receive of dispatch, redispatch and combine return
+   FUSEWIRE_ERROR_ARGUMENT. */
 int fusewire_moe_dispatch_send(const fusewire_comm *comm, const fusewire_moe *moe,
                                uint32_t micro_batch, const void *x, const int32_t *ids,
                                const float *weights, uint64_t tokens,
@@ -999,7 +1025,8 @@ int fusewire_moe_redispatch_send(const fusewire_comm *comm, const fusewire_moe *
 /* Returns the results of the experts to the ranks of their tokens, and stores the weighted sums of
    this rank's tokens in `out`: 0 + weight * result + weight * result .. in the order of the token's
    selections, in f32, without fused multiply-add, rounded once. A token without experts has the sum
-   0. `dispatched` is the result of the last dispatch of its micro-batch; otherwise the call returns
+   0. With RESULTS_FP8, a result is the fp8 element times its scale, in f32. `dispatched` is the
+   result of the last dispatch of its micro-batch; otherwise the call returns
    FUSEWIRE_ERROR_ARGUMENT.
 
    `y` has `results` rows of `hidden` elements (fusewire_moe_info), of the configuration's dtype. In

@@ -73,7 +73,8 @@ pub struct FusewireMoeDispatched {
     pub scales: *mut c_void,
     /// Rows of each expert, or from each rank.
     pub counts: *const u32,
-    /// First row of each expert, and the end of the last one; null in rank-major order.
+    /// First row of each expert or from each rank, and the end of the last one; null in rank-major
+    /// order in low latency mode.
     pub offsets: *const u32,
     /// The rank and the token of each row.
     pub sources: *const u32,

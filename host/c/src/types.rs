@@ -74,6 +74,14 @@ pub mod numbers {
     pub const FUSEWIRE_MOE_PAYLOAD_SAME: u32 = 0;
     /// Payload of a mixture of experts: fp8 with a scale for each 128 elements.
     pub const FUSEWIRE_MOE_PAYLOAD_FP8: u32 = 1;
+    /// Form of the results of a mixture of experts: the type of the tokens.
+    pub const FUSEWIRE_MOE_RESULTS_SAME: u32 = 0;
+    /// Form of the results of a mixture of experts: fp8 with an f32 scale for each 128 elements.
+    pub const FUSEWIRE_MOE_RESULTS_FP8: u32 = 1;
+    /// Mode of a mixture of experts: few tokens; operations have halves.
+    pub const FUSEWIRE_MOE_LOW_LATENCY: u32 = 0;
+    /// Mode of a mixture of experts: many tokens, which pass through staging in rounds.
+    pub const FUSEWIRE_MOE_HIGH_THROUGHPUT: u32 = 1;
     /// Layout of a mixture of experts: a row for each selection, in the order of the experts.
     pub const FUSEWIRE_MOE_EXPERT_MAJOR: u32 = 0;
     /// Layout of a mixture of experts: a row for each token, in the order of the ranks.

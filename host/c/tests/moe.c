@@ -119,19 +119,19 @@ static void check_received(const batch *of, const expected *expect) {
   const fusewire_moe_dispatched *it = &of->received;
   size_t x_size = has_scales() ? 1 : element();
   uint32_t width = is_expert_major() ? 1 : TOP_K;
-  uint32_t counts[RANKS + EXPERTS], offsets[EXPERTS + 1], sources[2 * MAX_ROWS];
+  uint32_t counts[RANKS + EXPERTS], offsets[RANKS + EXPERTS + 1], sources[2 * MAX_ROWS];
   int32_t ids[MAX_ROWS * TOP_K];
   float weights[MAX_ROWS * TOP_K];
   TRUE(it->micro_batch == of->index && it->rows == info.rows && it->rows <= MAX_ROWS);
   TRUE(it->x_stride == info.x_stride && it->scales_stride == info.scales_stride);
   TRUE(it->dtype == (has_scales() ? FUSEWIRE_E4M3 : input_type()) && it->ids_per_row == width);
   TRUE(it->scale_dtype == scale_type() && (it->scales_stride > 0) == has_scales());
-  TRUE((it->scales != NULL) == has_scales() && (it->offsets != NULL) == is_expert_major());
+  TRUE((it->scales != NULL) == has_scales() && (it->offsets != NULL) == has_offsets());
   if (has_flag(FUSEWIRE_MOE_COLUMN_SCALES)) TRUE(it->scales_stride == (it->rows + 3) / 4 * 4);
   uint32_t count = is_expert_major() ? local_experts() : RANKS;
   OK(fusewire_download(comm, counts, it->counts, count * 4));
   for (uint32_t i = 0; i < count; i++) TRUE(counts[i] == expect->counts[i]);
-  if (is_expert_major()) {
+  if (has_offsets()) {
     OK(fusewire_download(comm, offsets, it->offsets, (count + 1) * 4));
     for (uint32_t i = 0; i <= count; i++) TRUE(offsets[i] == expect->offsets[i]);
   }
@@ -453,6 +453,9 @@ static void configurations(void) {
   WRONG("a timeout of 1000000000 s", timeout_seconds, 1e9);
   WRONG("payload 2 is unknown", payload, 2);
   WRONG("layout 2 is unknown", layout, 2);
+  WRONG("mode 2 is unknown", mode, 2);
+  WRONG("results 2 is unknown", results, 2);
+  WRONG("staging is for high throughput mode", staging, 2);
   WRONG("dtype 99", dtype, 99);
   WRONG("scale_dtype 99", scale_dtype, 99);
   WRONG("scale_dtype is for", scale_dtype, FUSEWIRE_F32);
@@ -471,9 +474,23 @@ static void configurations(void) {
   WRONG("scales of type f16", scale_dtype, FUSEWIRE_F16);
   WRONG("multiple of 128", hidden, 136);
   config.payload = FUSEWIRE_MOE_PAYLOAD_SAME;
+  config.results = FUSEWIRE_MOE_RESULTS_FP8;
+  WRONG("multiple of 128", hidden, 136);
+  config.results = FUSEWIRE_MOE_RESULTS_SAME;
+  config.mode = FUSEWIRE_MOE_HIGH_THROUGHPUT;
+  WRONG("only in low latency mode", flags, FUSEWIRE_MOE_MASK_MISSING);
+  config.mode = FUSEWIRE_MOE_LOW_LATENCY;
   fusewire_moe_config other = config;
   other.top_k = 1 + rank;
   SAYS(FUSEWIRE_ERROR_COMMUNICATOR, "must be equal", fusewire_moe_create(comm, &other, &made));
+  /* An older program, whose struct ends before these fields. */
+  other = config;
+  other.struct_size = offsetof(fusewire_moe_config, mode);
+  other.mode = other.results = 99;
+  other.staging = 99;
+  OK(fusewire_moe_create(comm, &other, &made));
+  OK(fusewire_moe_free(comm, made));
+  OK(fusewire_moe_destroy(made));
   /* A newer program. */
   newer.config = config;
   newer.config.struct_size = sizeof newer;
@@ -611,6 +628,40 @@ static void refused(void) {
   end_batch(&one);
 }
 
+/* In high throughput mode, operations have no halves. */
+static void without_halves(void) {
+  static expected expect;
+  batch one;
+  configure(FUSEWIRE_BF16, FUSEWIRE_MOE_PAYLOAD_SAME, 0, FUSEWIRE_MOE_EXPERT_MAJOR);
+  stage();
+  new_moe();
+  new_batch(&one, 0);
+  write_inputs(&one, 0);
+  fusewire_moe_dispatched *received = &one.received;
+  received->struct_size = sizeof *received;
+  received->x = one.x;
+  REFUSED("no halves", fusewire_moe_dispatch_send(comm, moe, 0, one.x, one.ids, one.weights, 1,
+                                                  received));
+  TRUE(received->x == NULL);
+  send_batch(&one, 0);
+  TRUE(received->number == 1);
+  REFUSED("no halves", fusewire_moe_redispatch_send(comm, moe, one.x, received, received));
+  REFUSED("no halves", fusewire_moe_dispatch_receive(comm, moe, received));
+  REFUSED("no halves", fusewire_moe_combine_send(comm, moe, one.y, received));
+  REFUSED("no halves", fusewire_moe_combine_receive(comm, moe, received, one.out));
+  /* The refused calls have moved no data. */
+  OK(fusewire_comm_synchronize(comm));
+  expect_rows(0, &expect);
+  check_received(&one, &expect);
+  write_results(&one, &expect);
+  clear_sums(&one);
+  OK(fusewire_moe_combine(comm, moe, one.y, received, sums_of(&one)));
+  OK(fusewire_comm_synchronize(comm));
+  check_sums(&one);
+  end_batch(&one);
+  end_moe();
+}
+
 /* A dispatch fails on all ranks: rank 0 selects an expert that does not exist, or the rows exceed
    the capacity. */
 static void failing(int32_t id, uint64_t capacity, const char *words) {
@@ -680,6 +731,19 @@ int main(int argc, char **argv) {
     config.timeout_seconds = 60;
     rounds(2, 1);
   }
+  for (uint32_t layout = 0; layout < 2; layout++) {
+    configure(FUSEWIRE_BF16, FUSEWIRE_MOE_PAYLOAD_SAME, 0, layout);
+    config.results = FUSEWIRE_MOE_RESULTS_FP8;
+    rounds(2, 1);
+    for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
+      configure(formats[f].dtype, formats[f].payload, formats[f].scale_dtype, layout);
+      stage();
+      config.alignment = layout == FUSEWIRE_MOE_EXPERT_MAJOR && f % 2 == 0 ? MAX_ALIGNMENT : 0;
+      if (f == 2 && layout == FUSEWIRE_MOE_RANK_MAJOR) config.flags = FUSEWIRE_MOE_DEQUANTIZE;
+      if (f % 2 == 1) config.results = FUSEWIRE_MOE_RESULTS_FP8;
+      rounds(1 + layout, 0);
+    }
+  }
   placement();
   redispatched(FUSEWIRE_MOE_EXPERT_MAJOR);
   redispatched(FUSEWIRE_MOE_RANK_MAJOR);
@@ -689,6 +753,7 @@ int main(int argc, char **argv) {
   masked();
   configurations();
   refused();
+  without_halves();
   failing(99, 0, "expert 99 does not exist");
   failing(0, 1, "exceeds the capacity of 1 rows");
   return finish();

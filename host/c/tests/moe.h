@@ -28,6 +28,9 @@ static inline uint32_t local_experts(void) {
   return config.local_experts > 0 ? config.local_experts : (EXPERTS + RANKS - 1) / RANKS;
 }
 static inline int is_expert_major(void) { return config.layout == FUSEWIRE_MOE_EXPERT_MAJOR; }
+static inline int is_staged(void) { return config.mode == FUSEWIRE_MOE_HIGH_THROUGHPUT; }
+/* Returns true if the first row of each expert or from each rank is known. */
+static inline int has_offsets(void) { return is_expert_major() || is_staged(); }
 static inline int is_fp8(void) { return config.payload == FUSEWIRE_MOE_PAYLOAD_FP8; }
 static inline int has_flag(uint32_t flag) { return (config.flags & flag) != 0; }
 /* Returns true if rows are received in fp8, with scales. */
@@ -56,6 +59,14 @@ static inline void configure(uint32_t dtype, uint32_t payload, uint32_t scale_dt
     rank_of[e] = e / local_experts();
     local_of[e] = e % local_experts();
   }
+}
+
+/* Selects high throughput mode. Most ranks need several rounds for their tokens. */
+static inline void stage(void) {
+  config.mode = FUSEWIRE_MOE_HIGH_THROUGHPUT;
+  config.staging = 2;
+  /* Several blocks would share the tokens. */
+  config.blocks = 1;
 }
 
 /* ---- Inputs ---- */
@@ -124,6 +135,30 @@ static inline uint8_t e4m3_code(float number) {
   return (uint8_t)(best | (signbit(number) ? 0x80 : 0));
 }
 
+/* Converts the numbers of a row to E4M3 with a scale for each group, and replaces each number by
+   the product of its element and the scale. */
+static inline void quantize(float *numbers, int has_bytes, uint8_t *x, uint8_t *scales) {
+  for (int group = 0; group < GROUPS; group++) {
+    float *values = numbers + group * FUSEWIRE_SCALE_GROUP, most = 1e-4f;
+    for (int i = 0; i < FUSEWIRE_SCALE_GROUP; i++) most = fmaxf(most, fabsf(values[i]));
+    float scale = most / 448.0f, factor = 448.0f / most;
+    if (has_bytes) {
+      int exponent;
+      if (frexpf(scale, &exponent) == 0.5f) exponent--;
+      scale = ldexpf(1.0f, exponent);
+      factor = ldexpf(1.0f, -exponent);
+      scales[group] = (uint8_t)(exponent + 127);
+    } else {
+      memcpy(scales + 4 * group, &scale, 4);
+    }
+    for (int i = 0; i < FUSEWIRE_SCALE_GROUP; i++) {
+      uint8_t code = e4m3_code(values[i] * factor);
+      x[group * FUSEWIRE_SCALE_GROUP + i] = code;
+      values[i] = e4m3_value(code) * scale;
+    }
+  }
+}
+
 /* ---- Rows ---- */
 
 /* A token as it is received: its bytes, its scales, and the numbers that an expert reads. */
@@ -138,25 +173,7 @@ static inline void send_token(uint32_t of, uint32_t token, int seed, sent *to) {
     to->values[i] = x_of(of, token, i, seed);
     if (!is_fp8()) store(to->x, (size_t)i, to->values[i]);
   }
-  for (int group = 0; is_fp8() && group < GROUPS; group++) {
-    float *values = to->values + group * FUSEWIRE_SCALE_GROUP, most = 1e-4f;
-    for (int i = 0; i < FUSEWIRE_SCALE_GROUP; i++) most = fmaxf(most, fabsf(values[i]));
-    float scale = most / 448.0f, factor = 448.0f / most;
-    if (has_byte_scales()) {
-      int exponent;
-      if (frexpf(scale, &exponent) == 0.5f) exponent--;
-      scale = ldexpf(1.0f, exponent);
-      factor = ldexpf(1.0f, -exponent);
-      to->scales[group] = (uint8_t)(exponent + 127);
-    } else {
-      memcpy(to->scales + 4 * group, &scale, 4);
-    }
-    for (int i = 0; i < FUSEWIRE_SCALE_GROUP; i++) {
-      uint8_t code = e4m3_code(values[i] * factor);
-      to->x[group * FUSEWIRE_SCALE_GROUP + i] = code;
-      values[i] = e4m3_value(code) * scale;
-    }
-  }
+  if (is_fp8()) quantize(to->values, has_byte_scales(), to->x, to->scales);
   for (int i = 0; has_flag(FUSEWIRE_MOE_DEQUANTIZE) && i < HIDDEN; i++) {
     to->values[i] = rounded(to->values[i]);
     store(to->x, (size_t)i, to->values[i]);
@@ -180,7 +197,7 @@ typedef struct row {
 /* What this rank must receive. */
 typedef struct expected {
   row rows[MAX_ROWS];
-  uint32_t counts[RANKS + EXPERTS], offsets[EXPERTS + 1];
+  uint32_t counts[RANKS + EXPERTS], offsets[RANKS + EXPERTS + 1];
   uint64_t selections[EXPERTS];
 } expected;
 
@@ -205,8 +222,9 @@ static inline void expect_rows(int seed, expected *to) {
     to->offsets[e + 1] = next;
   }
   for (uint32_t r = 0; !is_expert_major() && r < RANKS; r++) {
+    uint32_t first = is_staged() ? to->offsets[r] : r * MAX_TOKENS;
     for (uint32_t t = 0; t < tokens_of(r, seed); t++) {
-      row *of = &to->rows[r * MAX_TOKENS + to->counts[r]];
+      row *of = &to->rows[first + to->counts[r]];
       for (int k = 0; k < TOP_K; k++) {
         int32_t id = id_of(r, t, k, seed);
         int is_here = id >= 0 && rank_of[id] == rank;
@@ -219,6 +237,7 @@ static inline void expect_rows(int seed, expected *to) {
       of->source = r, of->token = t;
       to->counts[r] += (uint32_t)of->is_used;
     }
+    to->offsets[r + 1] = first + to->counts[r];
   }
 }
 
@@ -227,18 +246,22 @@ static inline int is_missing(int32_t id) { return id >= 0 && rank_of[id] == abse
 
 /* Computes the sum of a token of this rank. */
 static inline void expect_sum(uint32_t token, int seed, void *to) {
-  static sent of;
+  static sent of, result;
+  float sums[HIDDEN] = {0};
   send_token(rank, token, seed, &of);
-  for (int i = 0; i < HIDDEN; i++) {
-    float sum = 0;
-    for (int k = 0; k < TOP_K; k++) {
-      int32_t id = id_of(rank, token, k, seed);
-      if (id < 0 || is_missing(id)) continue;
-      float product = weight_of(rank, token, k) * apply(id, of.values[i]);
-      sum += product;
+  for (int k = 0; k < TOP_K; k++) {
+    int32_t id = id_of(rank, token, k, seed);
+    if (id < 0 || is_missing(id)) continue;
+    for (int i = 0; i < HIDDEN; i++) result.values[i] = apply(id, of.values[i]);
+    if (config.results == FUSEWIRE_MOE_RESULTS_FP8) {
+      quantize(result.values, 0, result.x, result.scales);
     }
-    store(to, (size_t)i, sum);
+    for (int i = 0; i < HIDDEN; i++) {
+      float product = weight_of(rank, token, k) * result.values[i];
+      sums[i] += product;
+    }
   }
+  for (int i = 0; i < HIDDEN; i++) store(to, (size_t)i, sums[i]);
 }
 
 #endif

@@ -61,8 +61,8 @@ pub(crate) use self::batch::RawMessage;
 pub use self::create::new_comm;
 pub use self::kernel::{KernelLaunch, PreparedKernel};
 pub use self::moe::{
-    Dispatched, MicroBatch, MissingRanks, Moe, MoeConfig, MoeInfo, MoeLayout, MoePayload,
-    MoeReceived, MoeScales, MoeScalesLayout,
+    Dispatched, MicroBatch, MissingRanks, Moe, MoeConfig, MoeInfo, MoeLayout, MoeMode, MoePayload,
+    MoeReceived, MoeResults, MoeScales, MoeScalesLayout,
 };
 pub use self::norm::{Norm, ScaleLayout};
 pub use self::observe::{

@@ -4,101 +4,24 @@ use fusewire_device::bulk;
 use fusewire_device::session::{Aborted, Session, Unvoted};
 use fusewire_device::{Block, Group, In, InOut, Machine, Out, Team, Warp, Window};
 
-use super::mask::{Mask, TimedMask};
+use super::arrived::{Arrived, RANKS_AT_ONCE, place_of};
+use super::fp8::{Quantizer, dequantize};
+use super::mask::TimedMask;
 use super::memory::Memory;
 use super::routing::{Own, Routing};
-use super::shape::{
-    ANNOUNCED, HEADER, Meta, MoeFlags, MoeShape, NONE, SELECTION, local_of, rank_of,
-};
+use super::shape::{Meta, MoeFlags, MoeShape, NONE, local_of, with_element};
+use super::staged::tokens_of_round;
 use super::{
-    ANNOUNCEMENT, ARRIVED, CAPACITY, COMBINED, COUNTS, DISPATCHED, ENTRY, FITS, IDLE, ORDER, ROWS,
+    ARRIVED, CAPACITY, COMBINED, COUNTS, DISPATCHED, ENTRY, FITS, IDLE, ORDER, ROWS,
     SELECTION_INDEX, SENT,
 };
 
-/// Ranks whose announcements a lane reads at once.
-const RANKS_AT_ONCE: u32 = 8;
-
-/// Payload of the tokens.
-pub(super) trait Payload: Copy {
-    /// Computes the payload of this block's tokens `first .. last` in their rows. All lanes of the
-    /// block together; the caller synchronizes.
-    ///
-    /// # Safety
-    /// On a GPU, the elements must be aligned to 16 bytes.
-    unsafe fn prepare<M: Machine>(
-        self,
-        block: Block<M>,
-        shape: &MoeShape,
-        own: &Own<'_>,
-        tokens: (usize, usize),
-    );
-
-    /// Returns the payload of `token`, whose row is `packed`.
-    fn of<'a>(self, shape: &MoeShape, token: usize, packed: In<'a, u32>) -> In<'a, u32>
-    where
-        Self: 'a;
-
-    /// Writes the payload of a row that has arrived to row `row` of the result. All lanes of the
-    /// warp together.
-    ///
-    /// # Safety
-    /// On a GPU, the result and the row must be aligned to 16 bytes. The row must not be in the
-    /// result.
-    unsafe fn place<M: Machine>(
-        self,
-        warp: Warp<M>,
-        shape: &MoeShape,
-        from: Memory<u32>,
-        out: Out<u32>,
-        row: usize,
-    );
-}
-
-/// Payload that is sent unchanged.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Raw<'a> {
-    pub(super) x: In<'a, u32>,
-}
-
-impl Payload for Raw<'_> {
-    #[inline(always)]
-    unsafe fn prepare<M: Machine>(
-        self,
-        _block: Block<M>,
-        _shape: &MoeShape,
-        _own: &Own<'_>,
-        _tokens: (usize, usize),
-    ) {
-    }
-
-    #[inline(always)]
-    fn of<'a>(self, shape: &MoeShape, token: usize, _packed: In<'a, u32>) -> In<'a, u32>
-    where
-        Self: 'a,
-    {
-        let words = shape.payload as usize;
-        self.x.slice(token * words, words)
-    }
-
-    #[inline(always)]
-    unsafe fn place<M: Machine>(
-        self,
-        warp: Warp<M>,
-        shape: &MoeShape,
-        from: Memory<u32>,
-        out: Out<u32>,
-        row: usize,
-    ) {
-        let words = shape.payload as usize;
-        copy(warp, out.slice(row * words, words), from.slice(0, words));
-    }
-}
-
-/// A launch of dispatch: the results, and the window.
+/// A launch of dispatch: the tokens, the results, and the window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dispatch<'a> {
     pub(super) shape: MoeShape,
     pub(super) rows: Window<'a, u32>,
+    pub(super) x: In<'a, u32>,
     pub(super) meta: Out<'a, u32>,
     pub(super) out: Out<'a, u32>,
     pub(super) tokens_per_expert: InOut<'a, u64>,
@@ -115,89 +38,135 @@ impl<'a> Dispatch<'a> {
     pub(super) unsafe fn run<M: Machine>(
         &self,
         s: &Session<M>,
-        payload: impl Payload,
         inputs: (In<i32>, In<f32>, In<u32>),
-        own: (InOut<u32>, InOut<u32>),
+        own: (InOut<'a, u32>, InOut<'a, u32>),
     ) -> Result<(), Aborted> {
         // SAFETY: the precondition of this function.
         let own = unsafe { Own::new(s, self.shape, own)? };
-        let mut step = own.step();
-        if self.shape.flags.has(MoeFlags::SEND) {
-            let may_send = step == IDLE || step == DISPATCHED || step == COMBINED;
+        let (flags, is_staged) = (self.shape.flags, self.shape.is_staged());
+        let is_round = flags.has(MoeFlags::ROUND);
+        let (mut step, round) = (own.step(), if is_round { own.round() } else { 0 });
+        if is_round && step == DISPATCHED && round == own.rounds() {
+            return Ok(()); // The ranks have fewer tokens than they may have.
+        }
+        if flags.has(MoeFlags::SEND) {
+            let may_send = match is_round {
+                true => step == SENT,
+                false => step == IDLE || step == DISPATCHED || step == COMBINED,
+            };
             s.ensure(may_send, ORDER, u64::from(step), 0)?;
-            // SAFETY: the precondition of this function.
-            let routing = unsafe { Routing::new(s, self.shape, inputs, own)? };
-            if self.shape.flags.has(MoeFlags::REUSE) {
-                routing.reuse(s)?;
+            let tokens = if is_round {
+                tokens_of_round(&self.shape, s.block().slice(own.tokens(), 1), round)
             } else {
-                routing.run(s)?;
+                // SAFETY: the precondition of this function.
+                let routing = unsafe { Routing::new(s, self.shape, inputs, own)? };
+                if flags.has(MoeFlags::REUSE) {
+                    routing.reuse(s)?;
+                } else {
+                    routing.run(s)?;
+                }
+                (routing.first, routing.last)
+            };
+            if is_round || !is_staged {
+                // SAFETY: the precondition of this function.
+                unsafe { self.quantize(s.block(), &own, tokens) };
             }
-            let tokens = (routing.first, routing.last);
-            // SAFETY: the precondition of this function.
-            unsafe { payload.prepare(s.block(), &self.shape, &own, tokens) };
-            self.agree(s, &own, step)?;
-            self.send(s, payload, &own, tokens);
-            self.rows.raise_present(s, ROWS, Team::World, own.mask());
+            let signal = match is_round {
+                true => NONE,
+                // Without a combine, no signal proves that the peers have read the rows.
+                false if step == DISPATCHED => ENTRY,
+                false => COUNTS,
+            };
+            self.agree(s, &own, signal)?;
+            if is_round || !is_staged {
+                self.send(s, &own, tokens, round);
+                self.rows.raise_present(s, ROWS, Team::World, own.mask());
+            } else {
+                self.describe_staged(s, &own)?;
+            }
             step = SENT;
         }
-        if self.shape.flags.has(MoeFlags::WAIT) {
+        if flags.has(MoeFlags::WAIT) {
             s.ensure(step == SENT, ORDER, u64::from(step), 0)?;
             let ranks = TimedMask::new(s, own.mask(), self.wait_ns);
             self.rows.wait_present(s, ROWS, Team::World, ranks)?;
             step = ARRIVED;
         }
-        if self.shape.flags.has(MoeFlags::RECEIVE) {
+        if flags.has(MoeFlags::RECEIVE) {
             s.ensure(step == ARRIVED, ORDER, u64::from(step), 0)?;
-            self.receive(s, payload, &own)?;
-            step = DISPATCHED;
+            self.receive(s, &own, round)?;
+            let rounds = if is_round { own.rounds() } else { 1 };
+            step = if round + 1 < rounds { SENT } else { DISPATCHED };
         }
         if s.block().is_leader() {
             own.set_step(step);
+            if is_round {
+                own.set_round(round + 1);
+            }
         }
         Ok(())
     }
 
-    /// Writes the announcements, after the peers have read those of the last dispatch. In a bounded
-    /// launch, also waits until the rows of all ranks fit. All lanes of the block together.
+    /// Adds `count` to the number of tokens of an expert. One lane.
+    #[inline(always)]
+    fn count_tokens(&self, expert: usize, count: u32) {
+        let so_far = self.tokens_per_expert.get(expert);
+        self.tokens_per_expert
+            .set(expert, so_far.wrapping_add(u64::from(count)));
+    }
+
+    /// Awaits the signal with which a launch begins: [`NONE`] if the peers have certainly read the
+    /// last rows. From [`ENTRY`] or [`COUNTS`] on, also writes the announcements; with staging or in
+    /// a bounded launch, waits for those of the other ranks, and in a bounded launch also until the
+    /// rows of all ranks fit. All lanes of the block together.
     ///
     /// # Errors
     /// [`Aborted`] on all lanes, if a rank has no room or does not arrive.
     #[inline(always)]
     #[track_caller]
-    fn agree<M: Machine>(&self, s: &Session<M>, own: &Own<'_>, step: u32) -> Result<(), Aborted> {
+    fn agree<M: Machine>(
+        &self,
+        s: &Session<M>,
+        own: &Own<'a>,
+        mut signal: u32,
+    ) -> Result<(), Aborted> {
         let is_bounded = self.shape.flags.has(MoeFlags::BOUNDED);
-        // After a dispatch without a combine, no signal proves that the peers have read the rows.
-        let mut signal = if step == DISPATCHED { ENTRY } else { COUNTS };
+        let is_staged = self.shape.is_staged();
         // A single call site does all waits.
         loop {
+            // Lanes read what other lanes have written, and may send it to a network.
+            s.block().publish();
             if signal == COUNTS {
-                // Lanes read what other lanes have written, and may send it to a network.
-                s.block().publish();
                 self.announce(s, own);
-                if !is_bounded {
-                    return Ok(());
-                }
+            }
+            if signal == NONE || signal == COUNTS && !is_bounded && !is_staged {
+                return Ok(());
             }
             let mask = own.mask();
             self.rows.raise_present(s, signal, Team::World, mask);
-            self.rows.wait_present(s, signal, Team::World, mask)?;
-            if signal == FITS {
-                s.block().publish();
-                return Ok(());
-            }
+            let is_timed = is_staged && signal == COUNTS;
+            let len = if is_timed { self.wait_ns.len() } else { 0 };
+            let timed = TimedMask::new(s, mask, self.wait_ns.slice(0, len));
+            self.rows.wait_present(s, signal, Team::World, timed)?;
             if signal == COUNTS {
-                let arrived = Arrived::new(s, self.shape, &self.rows, mask)?;
+                let arrived = Arrived::new(s, self.shape, &self.rows, *own, 0)?;
                 arrived.check(s)?;
-                self.check_capacity(s, &arrived)?;
+                if is_bounded {
+                    self.check_capacity(s, &arrived)?;
+                }
             }
-            signal = if signal == ENTRY { COUNTS } else { FITS };
+            signal = match signal {
+                ENTRY => COUNTS,
+                COUNTS if is_bounded => FITS,
+                _ => NONE,
+            };
         }
     }
 
     /// Writes the announcements. All lanes of the block together.
     #[inline(always)]
     #[track_caller]
-    fn announce<M: Machine>(&self, s: &Session<M>, own: &Own<'_>) {
+    fn announce<M: Machine>(&self, s: &Session<M>, own: &Own<'a>) {
         let block = s.block();
         let (me, ranks, blocks) = place_of(s);
         let first = self.shape.announcement(me, block.index() as usize, blocks);
@@ -222,11 +191,15 @@ impl<'a> Dispatch<'a> {
         arrived: &Arrived<'_>,
     ) -> Result<(), Aborted> {
         let mut rows = 0;
-        for expert in s
-            .block()
-            .elements_of_block(self.shape.local_experts as usize)
-        {
-            rows += self.rows_of(arrived.selections_of_all(expert));
+        if self.shape.flags.has(MoeFlags::EXPERT_MAJOR) {
+            let local = self.shape.local_experts as usize;
+            for expert in s.block().elements_of_block(local) {
+                rows += self.rows_of(arrived.selections_of_all(expert));
+            }
+        } else {
+            for rank in s.block().elements_of_block(s.ranks() as usize) {
+                rows += u64::from(arrived.total(rank as u32));
+            }
         }
         let (rows, capacity) = (s.block().sum(rows), u64::from(self.shape.capacity));
         s.ensure(rows <= capacity, CAPACITY, rows, capacity)
@@ -243,22 +216,68 @@ impl<'a> Dispatch<'a> {
         u64::from(count.div_ceil(alignment)) * u64::from(alignment)
     }
 
-    /// Writes the rows of this block's tokens. All lanes of the block together.
+    /// Quantizes tokens `first .. last`, if they are sent in fp8. All lanes of the block together;
+    /// the caller synchronizes.
+    ///
+    /// # Safety
+    /// On a GPU, the tokens must be aligned to 16 bytes.
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn quantize<M: Machine>(
+        &self,
+        block: Block<M>,
+        own: &Own<'a>,
+        (first, last): (usize, usize),
+    ) {
+        let shape = &self.shape;
+        if !shape.flags.has(MoeFlags::FP8) {
+            return;
+        }
+        let (words, count) = (shape.input_words(), last - first);
+        let quantizer = Quantizer {
+            source: self.x.slice(first * words, count * words),
+            row: words,
+            target: own.packed(self.first_packed(block, first), count),
+            stride: shape.header_at(),
+            payload: shape.payload as usize,
+            is_ue8m0: shape.flags.has(MoeFlags::UE8M0),
+        };
+        with_element!(shape.flags, T => {
+            // SAFETY: the precondition of this function.
+            unsafe { quantizer.run::<M, T>((block.machine(), block), count) };
+        });
+    }
+
+    /// Returns the number of the quantized row of token `first`, the first one of the block or of
+    /// the round.
+    #[inline(always)]
+    fn first_packed<M: Machine>(&self, block: Block<M>, first: usize) -> usize {
+        match self.shape.staging {
+            0 => first,
+            staging => block.index() as usize * staging as usize,
+        }
+    }
+
+    /// Writes the rows of tokens `first .. last`. All lanes of the block together.
     #[inline(always)]
     #[track_caller]
     fn send<M: Machine>(
         &self,
         s: &Session<M>,
-        payload: impl Payload,
-        own: &Own<'_>,
+        own: &Own<'a>,
         (first, last): (usize, usize),
+        round: usize,
     ) {
         let (shape, block) = (&self.shape, s.block());
         let (me, ranks, blocks) = place_of(s);
         let (slots, k) = (own.slots(), shape.k());
-        let header_words = shape.row_words() - shape.payload as usize;
+        let packed = self.first_packed(block, first);
+        let region = shape.region(ranks, (me, block.index() as usize), blocks, round);
+        if shape.is_staged() {
+            self.send_counts(s, own, (first, last), region);
+        }
         for item in block.elements_of_warp((last - first) * k) {
-            let item = first * k + item;
+            let (token, item) = (item / k, first * k + item);
             let slot = slots.get(item);
             if slot == NONE {
                 continue;
@@ -270,51 +289,52 @@ impl<'a> Dispatch<'a> {
             if own.mask().has(rank) {
                 continue;
             }
-            let token = item / k;
-            let packed = own.packed_to_send(token);
-            let row = shape.rows(me, ranks, blocks) + slot as usize * shape.row_stride();
+            let row = if shape.is_staged() {
+                let before = own.announcement(rank).get(1);
+                region + shape.staged_row(slot.wrapping_sub(before) as usize)
+            } else {
+                shape.rows(me, ranks, blocks) + slot as usize * shape.row_stride()
+            };
             let row = self.rows.at(peer).slice(row, shape.row_words());
-            let source = payload.of(shape, token, packed);
+            let words = shape.payload as usize;
+            let source = if shape.flags.has(MoeFlags::FP8) {
+                own.packed_to_send(packed + token)
+            } else {
+                self.x.slice((first + token) * words, words)
+            };
             row.write(s, block.warp(), source);
-            row.slice(shape.payload as usize, header_words).write(
-                s,
-                block.warp(),
-                packed.slice(shape.payload as usize, header_words),
-            );
+            let header = row.slice(shape.header_at(), shape.header_words());
+            header.write(s, block.warp(), own.header_to_send(first + token));
         }
     }
 
-    /// Writes the results, after the rows have arrived. All lanes of the block together.
+    /// Writes the results, after the rows have arrived: with staging, those of a round. All lanes
+    /// of the block together.
     #[inline(always)]
     #[track_caller]
     fn receive<M: Machine>(
         &self,
         s: &Session<M>,
-        payload: impl Payload,
-        own: &Own<'_>,
+        own: &Own<'a>,
+        round: usize,
     ) -> Result<(), Aborted> {
-        let arrived = Arrived::new(s, self.shape, &self.rows, own.mask())?;
-        arrived.check(s)?;
-        let layout = self.shape.meta(s.ranks() as usize);
-        let local = self.shape.local_experts as usize;
-        // SAFETY: the precondition of the kernel. Barriers order lanes that access a word; blocks
-        // write different words.
-        let (words, tokens_per_expert) = unsafe {
-            (
-                Memory::written(s, self.meta, layout.words)?,
-                Memory::updated(s, self.tokens_per_expert, local)?,
-            )
-        };
-        let meta = Description {
-            layout,
-            words,
-            tokens_per_expert,
-        };
-        if self.shape.flags.has(MoeFlags::EXPERT_MAJOR) {
-            self.place_experts(s, &arrived, own, &meta)?;
-            self.copy_rows(s, payload, &arrived, own, &meta);
+        let arrived = Arrived::new(s, self.shape, &self.rows, *own, round)?;
+        // SAFETY: the precondition of the kernel.
+        let meta = unsafe { Description::new(s, self.shape, self.meta)? };
+        let is_expert_major = self.shape.flags.has(MoeFlags::EXPERT_MAJOR);
+        if self.shape.is_staged() {
+            self.keep(s, &arrived, own, &meta, round);
+            s.block().sync();
         } else {
-            self.describe_ranks(s, &arrived, &meta);
+            arrived.check(s)?;
+            if is_expert_major {
+                self.place_experts(s, &arrived, own, &meta)?;
+            } else {
+                self.describe_ranks(s, &arrived, &meta);
+            }
+        }
+        if is_expert_major {
+            self.copy_rows(s, &arrived, own, &meta);
         }
         s.vote(Unvoted::new(()))
     }
@@ -323,11 +343,11 @@ impl<'a> Dispatch<'a> {
     /// block together.
     #[inline(always)]
     #[track_caller]
-    fn place_experts<M: Machine>(
+    pub(super) fn place_experts<M: Machine>(
         &self,
         s: &Session<M>,
         arrived: &Arrived<'_>,
-        own: &Own<'_>,
+        own: &Own<'a>,
         meta: &Description<'_>,
     ) -> Result<(), Aborted> {
         let (block, shape) = (s.block(), &self.shape);
@@ -355,10 +375,7 @@ impl<'a> Dispatch<'a> {
                         meta.layout.offsets_at + expert + 1,
                         (first_row + rows) as u32,
                     );
-                    let so_far = meta.tokens_per_expert.get(expert);
-                    let count = u64::from(count);
-                    meta.tokens_per_expert
-                        .set(expert, so_far.wrapping_add(count));
+                    self.count_tokens(expert, count);
                 }
                 let mut rank = 0;
                 while rank < s.ranks() {
@@ -406,13 +423,10 @@ impl<'a> Dispatch<'a> {
     fn copy_rows<M: Machine>(
         &self,
         s: &Session<M>,
-        payload: impl Payload,
         arrived: &Arrived<'_>,
         own: &Own<'_>,
         meta: &Description<'_>,
     ) {
-        let shape = &self.shape;
-        let (scales_at, scales) = (shape.payload as usize, shape.scales as usize);
         let warp = s.block().warp();
         for (rank, selection) in arrived.selections_of_warp(s.block()) {
             let (expert, index) = (local_of(selection.place) as usize, selection.index);
@@ -421,32 +435,40 @@ impl<'a> Dispatch<'a> {
                 continue;
             }
             let row = own.bases(rank).get(expert).wrapping_add(index) as usize;
-            if row >= shape.capacity as usize {
-                s.fault(CAPACITY, row as u64, u64::from(shape.capacity));
+            if row >= self.shape.capacity as usize {
+                s.fault(CAPACITY, row as u64, u64::from(self.shape.capacity));
                 continue; // The announcement has changed since it was checked.
             }
-            let from = selection.row;
-            // SAFETY: the precondition of the kernel; the row is in the window.
-            unsafe { payload.place(warp, shape, from, self.out, row) };
-            if scales > 0 && !shape.flags.has(MoeFlags::DEQUANTIZE) {
-                let from = from.slice(scales_at, scales);
-                let to = self.out.slice(shape.scales_at(), shape.scales_words());
-                if shape.flags.has(MoeFlags::COLUMNS) {
-                    for word in warp.elements_of_group(scales) {
-                        let at = word * shape.scales_column() + row;
-                        to.set(at, from.get(word));
-                    }
-                } else {
-                    copy(warp, to.slice(row * scales, scales), from);
-                }
-            }
+            self.copy_row(warp, arrived.row(rank, selection.slot), row);
             if warp.is_leader() {
-                meta.words.set(meta.layout.sources_at + 2 * row, rank);
-                meta.words
-                    .set(meta.layout.sources_at + 2 * row + 1, selection.token);
-                meta.words.set(meta.layout.ids_at + row, expert as u32);
-                meta.words
-                    .set(meta.layout.weights_at + row, selection.weight);
+                meta.set_source(row, rank, selection.token);
+                meta.set_selection(row, expert as u32, selection.weight);
+            }
+        }
+    }
+
+    /// Copies the payload and scales of a row to row `row` of the result. All lanes of the warp
+    /// together.
+    #[inline(always)]
+    pub(super) fn copy_row<M: Machine>(&self, warp: Warp<M>, from: Memory<u32>, row: usize) {
+        let shape = &self.shape;
+        let (words, scales) = (shape.payload as usize, shape.scales as usize);
+        if shape.flags.has(MoeFlags::DEQUANTIZE) {
+            // SAFETY: the precondition of the kernel; the row is in a window.
+            return unsafe { dequantize(warp, shape, from, self.out, row) };
+        }
+        let to = self.out.slice(row * words, words);
+        copy(warp, to, from.slice(0, words));
+        if scales > 0 {
+            let from = from.slice(words, scales);
+            let to = self.out.slice(shape.scales_at(), shape.scales_words());
+            if shape.flags.has(MoeFlags::COLUMNS) {
+                for word in warp.elements_of_group(scales) {
+                    let at = word * shape.scales_column() + row;
+                    to.set(at, from.get(word));
+                }
+            } else {
+                copy(warp, to.slice(row * scales, scales), from);
             }
         }
     }
@@ -465,22 +487,13 @@ impl<'a> Dispatch<'a> {
             let (first, count) = arrived.of_block(rank);
             let region = rank as usize * most;
             for item in block.elements_of_block(count * k) {
-                let (row, k_of) = (first + item / k, item % k);
-                let words = arrived.row(rank, row);
-                let selection = arrived.selection(words, k_of);
-                let row = region + row;
-                let expert = if arrived.is_here(selection.place) {
-                    local_of(selection.place)
-                } else {
-                    NONE
-                };
-                meta.words.set(meta.layout.ids_at + row * k + k_of, expert);
-                meta.words
-                    .set(meta.layout.weights_at + row * k + k_of, selection.weight);
+                let (slot, k_of) = (first + item / k, item % k);
+                let row = region + slot;
+                let selection = arrived.selection(rank, slot, k_of);
+                let expert = arrived.expert_here(selection.place);
+                meta.set_selection(row * k + k_of, expert, selection.weight);
                 if k_of == 0 {
-                    meta.words.set(meta.layout.sources_at + 2 * row, rank);
-                    meta.words
-                        .set(meta.layout.sources_at + 2 * row + 1, selection.token);
+                    meta.set_source(row, rank, selection.token);
                 }
             }
             let total = arrived.total(rank) as usize;
@@ -490,25 +503,71 @@ impl<'a> Dispatch<'a> {
             }
         }
         if block.index() == 0 {
-            for rank in block.elements_of_block(s.ranks() as usize) {
-                meta.words.set(rank, arrived.total(rank as u32));
-            }
-            for expert in block.elements_of_block(shape.local_experts as usize) {
-                let count = u64::from(arrived.selections_of_all(expert));
-                let so_far = meta.tokens_per_expert.get(expert);
-                meta.tokens_per_expert
-                    .set(expert, so_far.wrapping_add(count));
-            }
+            self.count_ranks(s, arrived, meta);
+        }
+    }
+
+    /// Writes the numbers of rows from each rank, and the statistics. Block 0.
+    #[inline(always)]
+    pub(super) fn count_ranks<M: Machine>(
+        &self,
+        s: &Session<M>,
+        arrived: &Arrived<'_>,
+        meta: &Description<'_>,
+    ) {
+        let block = s.block();
+        for rank in block.elements_of_block(s.ranks() as usize) {
+            meta.words.set(rank, arrived.total(rank as u32));
+        }
+        for expert in block.elements_of_block(self.shape.local_experts as usize) {
+            self.count_tokens(expert, arrived.selections_of_all(expert));
         }
     }
 }
 
-/// The description of the result, and the statistics.
+/// The description of the result.
 #[derive(Clone, Copy, Debug)]
-struct Description<'a> {
-    layout: Meta,
-    words: Memory<'a, u32>,
-    tokens_per_expert: Memory<'a, u64>,
+pub(super) struct Description<'a> {
+    pub(super) layout: Meta,
+    pub(super) words: Memory<'a, u32>,
+}
+
+impl<'a> Description<'a> {
+    /// Checks the number of words.
+    ///
+    /// # Errors
+    /// [`Aborted`] on all lanes.
+    ///
+    /// # Safety
+    /// During the launch, nothing else may access the words.
+    #[inline(always)]
+    #[track_caller]
+    pub(super) unsafe fn new<M: Machine>(
+        s: &Session<M>,
+        shape: MoeShape,
+        words: Out<'a, u32>,
+    ) -> Result<Self, Aborted> {
+        let layout = shape.meta(s.ranks() as usize);
+        // SAFETY: the precondition of this function. Barriers order lanes that access a word;
+        // blocks write different words.
+        let words = unsafe { Memory::written(s, words, layout.words)? };
+        Ok(Self { layout, words })
+    }
+
+    /// Sets the rank and token of a row.
+    #[inline(always)]
+    pub(super) fn set_source(&self, row: usize, rank: u32, token: u32) {
+        let at = self.layout.sources_at + 2 * row;
+        self.words.set(at, rank);
+        self.words.set(at + 1, token);
+    }
+
+    /// Sets the expert and the weight of a selection: in expert-major order that of a row.
+    #[inline(always)]
+    pub(super) fn set_selection(&self, item: usize, expert: u32, weight: u32) {
+        self.words.set(self.layout.ids_at + item, expert);
+        self.words.set(self.layout.weights_at + item, weight);
+    }
 }
 
 impl Own<'_> {
@@ -519,357 +578,6 @@ impl Own<'_> {
         let first = self.bases(last).get(expert);
         first.wrapping_add(arrived.selections(last, expert))
     }
-}
-
-/// The rows that have arrived for this rank. A peer can write its announcements and rows at any
-/// time, so nothing that they contain is used as an index without a check.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Arrived<'a> {
-    shape: MoeShape,
-    words: Memory<'a, u32>,
-    mask: Mask<'a>,
-    me: u32,
-    block: usize,
-    blocks: usize,
-    ranks: usize,
-}
-
-/// A selection in a row that has arrived.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Selection<'a> {
-    /// The row.
-    pub(super) row: Memory<'a, u32>,
-    /// Index of the row in the region of its rank.
-    pub(super) slot: usize,
-    /// The token.
-    pub(super) token: u32,
-    /// Number of the selection among those of the token.
-    pub(super) k: usize,
-    /// The place of the expert.
-    pub(super) place: u32,
-    /// Index among the selections of the expert by the rank.
-    pub(super) index: u32,
-    /// Bits of the weight.
-    pub(super) weight: u32,
-}
-
-impl<'a> Arrived<'a> {
-    /// Wraps this rank's part of the window, after a wait for the signals of the ranks that the
-    /// mask includes.
-    ///
-    /// # Errors
-    /// [`Aborted`] on all lanes, if the window has been freed.
-    #[inline(always)]
-    pub(super) fn new<M: Machine>(
-        s: &Session<M>,
-        shape: MoeShape,
-        rows: &Window<'a, u32>,
-        mask: Mask<'a>,
-    ) -> Result<Self, Aborted> {
-        let words = rows.local(s)?.elements().as_in();
-        let (_, ranks, blocks) = place_of(s);
-        Ok(Self {
-            shape,
-            // SAFETY: after the wait, honest peers write the words only in the next dispatch; what
-            // others write is checked before it is used.
-            words: unsafe { Memory::of(words) },
-            mask,
-            me: s.rank(),
-            block: s.block().index() as usize,
-            blocks,
-            ranks,
-        })
-    }
-
-    /// Returns a word of the announcement of `rank` for this block; 0 if the rank is masked.
-    #[inline(always)]
-    fn announced(&self, rank: u32, word: usize) -> u32 {
-        if self.mask.has(rank) {
-            return 0;
-        }
-        let first = self
-            .shape
-            .announcement(rank as usize, self.block, self.blocks);
-        self.words.get(first + word)
-    }
-
-    /// Returns the number of rows from `rank`.
-    #[inline(always)]
-    fn total(&self, rank: u32) -> u32 {
-        let (total, most) = (self.announced(rank, 0), self.shape.max_tokens);
-        if total < most { total } else { most }
-    }
-
-    /// Returns the first row from `rank` of this block, and the number of rows.
-    #[inline(always)]
-    pub(super) fn of_block(&self, rank: u32) -> (usize, usize) {
-        let (first, count) = (self.announced(rank, 1), self.announced(rank, 2));
-        if self.is_possible(first, count) {
-            (first as usize, count as usize)
-        } else {
-            (0, 0)
-        }
-    }
-
-    #[inline(always)]
-    fn is_possible(&self, first: u32, count: u32) -> bool {
-        let most = self.shape.max_tokens;
-        first <= most && count <= most - first
-    }
-
-    /// Returns the number of selections of an expert of this rank by `rank`.
-    #[inline(always)]
-    pub(super) fn selections(&self, rank: u32, expert: usize) -> u32 {
-        let count = self.announced(rank, ANNOUNCED + expert);
-        let most = self.shape.max_tokens * self.shape.k() as u32;
-        if count < most { count } else { most }
-    }
-
-    /// Returns the numbers of selections of an expert of this rank by the ranks from `first` on,
-    /// and 0 for ranks that do not exist. Their loads are in flight together.
-    #[inline(always)]
-    fn selections_of_ranks(&self, first: u32, expert: usize) -> [u32; RANKS_AT_ONCE as usize] {
-        let mut counts = [0; RANKS_AT_ONCE as usize];
-        for i in 0..RANKS_AT_ONCE {
-            if first + i < self.ranks as u32 {
-                counts[i as usize] = self.selections(first + i, expert);
-            }
-        }
-        counts
-    }
-
-    /// Returns the number of selections of an expert of this rank by all ranks.
-    #[inline(always)]
-    fn selections_of_all(&self, expert: usize) -> u32 {
-        let (mut rank, mut count) = (0, 0u32);
-        while rank < self.ranks as u32 {
-            let counts = self.selections_of_ranks(rank, expert);
-            for i in 0..counts.len() {
-                count = count.wrapping_add(counts[i]);
-            }
-            rank += RANKS_AT_ONCE;
-        }
-        count
-    }
-
-    /// Fails the launch if a rank has announced impossible numbers. All lanes of the block
-    /// together.
-    ///
-    /// # Errors
-    /// [`Aborted`] on all lanes.
-    #[inline(always)]
-    #[track_caller]
-    fn check<M: Machine>(&self, s: &Session<M>) -> Result<(), Aborted> {
-        let most = self.shape.max_tokens;
-        for rank in s.block().elements_of_block(self.ranks) {
-            let rank = rank as u32;
-            let (total, first) = (self.announced(rank, 0), self.announced(rank, 1));
-            let count = self.announced(rank, 2);
-            if total > most || !self.is_possible(first, count) || first + count > total {
-                s.fault(ANNOUNCEMENT, u64::from(rank), u64::from(total));
-            }
-        }
-        s.vote(Unvoted::new(()))
-    }
-
-    /// Returns row `slot` from `rank`.
-    #[inline(always)]
-    fn row(&self, rank: u32, slot: usize) -> Memory<'a, u32> {
-        let first = self.shape.rows(rank as usize, self.ranks, self.blocks);
-        let first = first + slot * self.shape.row_stride();
-        self.words.slice(first, self.shape.row_words())
-    }
-
-    /// Returns selection `k` of a row, without the slot.
-    #[inline(always)]
-    fn selection(&self, row: Memory<'a, u32>, k: usize) -> Selection<'a> {
-        let header = self.shape.header_at();
-        let at = header + HEADER + SELECTION * k;
-        Selection {
-            row,
-            slot: 0,
-            token: row.get(header),
-            k,
-            place: row.get(at),
-            index: row.get(at + 1),
-            weight: row.get(at + 2),
-        }
-    }
-
-    /// Returns the selections of this rank's experts, in the rows of this block, that this lane's
-    /// warp works on: the warps take them in turn. All lanes of the warp together.
-    #[inline(always)]
-    pub(super) fn selections_of_warp<M: Machine>(self, block: Block<M>) -> Selections<'a, M> {
-        Selections {
-            arrived: self,
-            block,
-            next_rank: 0,
-            first_rank: 0,
-            first: 0,
-            start: 0,
-            items: 0,
-            next: 0,
-            rank: 0,
-            slot: 0,
-            k: 0,
-            here: 0,
-            turn: block.warp_index(),
-        }
-    }
-
-    /// Returns true if the expert at `place` is on this rank.
-    #[inline(always)]
-    fn is_here(&self, place: u32) -> bool {
-        place != NONE && rank_of(place) == self.me && local_of(place) < self.shape.local_experts
-    }
-}
-
-/// Iterator over the selections that a warp works on. A closure for each selection would hold
-/// references that keep the launch in local memory on AMD.
-///
-/// The selections of as many ranks as the warp has lanes are numbered in sequence. Each lane looks
-/// at one of as many selections as the warp has lanes, so their loads are in flight together.
-#[derive(Debug)]
-pub(super) struct Selections<'a, M> {
-    arrived: Arrived<'a>,
-    block: Block<M>,
-    /// The first rank after those whose selections are numbered, and the first of those.
-    next_rank: u32,
-    first_rank: u32,
-    /// The first row of this lane's rank, and the number of the first of its selections.
-    first: u32,
-    start: u32,
-    /// The selections of all lanes' ranks.
-    items: u32,
-    /// The first selection after those that the lanes look at.
-    next: u32,
-    /// The selection that this lane looks at: its rank, row, and number among those of the token.
-    rank: u32,
-    slot: u32,
-    k: u32,
-    /// The lanes whose selection of this rank's experts has not been visited.
-    here: u64,
-    /// Selections before the next one of this warp.
-    turn: u32,
-}
-
-impl<M: Machine> Selections<'_, M> {
-    /// Numbers the selections of the next ranks. All lanes of the warp together.
-    #[inline(always)]
-    #[track_caller]
-    fn number(&mut self, lane: u32, lanes: u32) {
-        let rank = self.next_rank + lane;
-        let (mut first, mut count) = (0, 0);
-        if (rank as usize) < self.arrived.ranks {
-            (first, count) = self.arrived.of_block(rank);
-        }
-        self.first = first as u32;
-        let items = (count * self.arrived.shape.k()) as u32;
-        (self.start, self.items) = match M::LANES {
-            1 => (0, items),
-            _ => self.block.warp().exclusive_sum(items),
-        };
-        self.first_rank = self.next_rank;
-        self.next_rank += lanes;
-        self.next = 0;
-    }
-
-    /// Looks at the next selections. All lanes of the warp together.
-    #[inline(always)]
-    #[track_caller]
-    fn look(&mut self, lane: u32, lanes: u32) {
-        let position = self.next + lane;
-        self.next += lanes;
-        // The last rank whose first selection is not after the position.
-        let (mut first, mut item) = (self.first, position);
-        self.rank = self.first_rank;
-        if M::LANES != 1 {
-            let warp = self.block.warp();
-            let left = self.arrived.ranks as u32 - self.first_rank;
-            for other in 0..if left < lanes { left } else { lanes } {
-                let start = warp.shuffle(self.start, other);
-                let row = warp.shuffle(self.first, other);
-                if start <= position {
-                    self.rank = self.first_rank + other;
-                    (first, item) = (row, position - start);
-                }
-            }
-        }
-        let k = self.arrived.shape.k() as u32;
-        (self.slot, self.k) = (first + item / k, item % k);
-        let mut is_here = false;
-        if position < self.items {
-            let row = self.arrived.row(self.rank, self.slot as usize);
-            let selection = self.arrived.selection(row, self.k as usize);
-            is_here = self.arrived.is_here(selection.place);
-        }
-        self.here = match M::LANES {
-            1 => u64::from(is_here),
-            _ => self.block.warp().ballot(is_here),
-        };
-    }
-}
-
-impl<'a, M: Machine> Iterator for Selections<'a, M> {
-    /// The rank that has sent the selection, and the selection.
-    type Item = (u32, Selection<'a>);
-
-    #[inline(always)]
-    #[track_caller]
-    fn next(&mut self) -> Option<Self::Item> {
-        let (lane, lanes) = match M::LANES {
-            1 => (0, 1),
-            _ => {
-                let warp = self.block.warp();
-                (warp.rank(), warp.size())
-            }
-        };
-        loop {
-            if self.here == 0 && self.next >= self.items {
-                if self.next_rank as usize >= self.arrived.ranks {
-                    return None;
-                }
-                self.number(lane, lanes);
-                continue;
-            }
-            if self.here == 0 {
-                self.look(lane, lanes);
-                continue;
-            }
-            let from = self.here.trailing_zeros();
-            self.here &= self.here - 1;
-            if self.turn > 0 {
-                self.turn -= 1;
-                continue;
-            }
-            self.turn = self.block.warps() - 1;
-            let (rank, slot, k) = match M::LANES {
-                1 => (self.rank, self.slot, self.k),
-                _ => {
-                    let warp = self.block.warp();
-                    (
-                        warp.shuffle(self.rank, from),
-                        warp.shuffle(self.slot, from),
-                        warp.shuffle(self.k, from),
-                    )
-                }
-            };
-            let row = self.arrived.row(rank, slot as usize);
-            let selection = self.arrived.selection(row, k as usize);
-            let slot = slot as usize;
-            return Some((rank, Selection { slot, ..selection }));
-        }
-    }
-}
-
-/// Returns this rank, the number of ranks and the number of blocks.
-#[inline(always)]
-fn place_of<M: Machine>(s: &Session<M>) -> (usize, usize, usize) {
-    (
-        s.rank() as usize,
-        s.ranks() as usize,
-        s.block().count() as usize,
-    )
 }
 
 /// Copies words with a warp.

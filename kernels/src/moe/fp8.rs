@@ -1,4 +1,4 @@
-//! Payload in fp8, with a scale for each group of channels.
+//! Rows and results in fp8, with a scale for each group of channels.
 //!
 //! With `a` the largest magnitude of a group, at least 1e-4, the scale is `a / 448`, and an
 //! element is `x * (448 / a)`, rounded to the nearest E4M3 (ties to even), saturating. For UE8M0
@@ -7,14 +7,12 @@
 
 use fusewire_device::element::E4m3;
 use fusewire_device::mem;
-use fusewire_device::{Block, Element, Group, In, Machine, Out, Warp};
+use fusewire_device::{Element, Group, In, Machine, Out, Warp};
 
 use crate::chunk;
 
-use super::dispatch::{Payload, copy};
 use super::memory::Memory;
-use super::routing::Own;
-use super::shape::{GROUP, MoeFlags, MoeShape};
+use super::shape::{GROUP, MoeFlags, MoeShape, with_element};
 
 /// The largest finite E4M3.
 const LARGEST: f32 = 448.0;
@@ -27,102 +25,118 @@ const UNIT: usize = 16;
 /// Lanes of a group.
 const LANES: usize = GROUP / CHUNK;
 
-/// Payload that is quantized into the rows.
+/// Rows that are quantized: each becomes its payload, followed by its scales.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Quantized<'a, T> {
-    pub(super) x: In<'a, T>,
+pub(super) struct Quantizer<'a> {
+    /// The elements of all rows, as words.
+    pub(super) source: In<'a, u32>,
+    /// Words of a row of the source.
+    pub(super) row: usize,
+    /// The quantized rows.
+    pub(super) target: Memory<'a, u32>,
+    /// Words from a quantized row to the next.
+    pub(super) stride: usize,
+    /// Words of the payload of a row: a quarter of its elements.
+    pub(super) payload: usize,
+    /// Scales are the exponents of powers of two.
+    pub(super) is_ue8m0: bool,
 }
 
-impl<T: Element<Acc = f32>> Payload for Quantized<'_, T> {
+impl Quantizer<'_> {
+    /// Quantizes `rows` rows of elements of type `T`. All lanes of the group together; the caller
+    /// synchronizes.
+    ///
+    /// # Safety
+    /// On a GPU, the elements must be aligned to 16 bytes.
     #[inline(always)]
-    unsafe fn prepare<M: Machine>(
+    pub(super) unsafe fn run<M: Machine, T: Element<Acc = f32>>(
         self,
-        block: Block<M>,
-        shape: &MoeShape,
-        own: &Own<'_>,
-        (first, last): (usize, usize),
+        (machine, group): (M, impl Group),
+        rows: usize,
     ) {
-        let groups = match shape.hidden as usize / GROUP {
+        let groups = match 4 * self.payload / GROUP {
             0 => 1, // A division by 0 would be a panic.
             groups => groups,
         };
-        let (own, shape) = (*own, *shape);
-        let target = move |group: usize| Target {
-            own,
-            shape,
-            token: first + group / groups,
-            group: group % groups,
+        let target = move |index: usize| {
+            let (row, group) = (index / groups, index % groups);
+            Target {
+                row: self.target.slice(row * self.stride, self.stride),
+                payload: self.payload,
+                is_ue8m0: self.is_ue8m0,
+                group,
+            }
         };
-        let count = (last - first) * groups;
-        if M::LANES == 1 || block.machine().warp_size() < LANES as u32 {
-            for group in block.elements_of_block(count) {
-                let target = target(group);
-                let source = self.group(&target);
-                if source.len() < GROUP {
+        let words = GROUP * size_of::<T>() / 4;
+        let source = move |index: usize| {
+            let (row, group) = (index / groups, index % groups);
+            self.source.slice(row * self.row + group * words, words)
+        };
+        let count = rows * groups;
+        if M::LANES == 1 || machine.warp_size() < LANES as u32 {
+            for index in group.elements_of_group(count) {
+                let from = source(index);
+                if from.len() < words {
                     continue; // An error has been recorded.
                 }
                 // SAFETY: the source has a group, whose address is aligned (precondition).
-                unsafe { target.quantize::<M, T>(source.as_ptr()) };
+                unsafe { target(index).quantize::<M, T>(from.as_ptr().cast()) };
             }
             return;
         }
         let mut start = 0;
         // All lanes stay in the loop, because of the shuffles.
         while start < count * LANES {
-            let position = start + block.rank() as usize;
-            start += block.size() as usize;
+            let position = start + group.rank() as usize;
+            start += group.size() as usize;
             let is_there = position < count * LANES;
-            let target = target(if is_there { position / LANES } else { 0 });
+            let index = if is_there { position / LANES } else { 0 };
             let chunk = position % LANES;
             let mut values = [T::narrow(0.0); CHUNK];
             if is_there {
-                let source = self.group(&target);
-                if source.len() == GROUP {
+                let from = source(index);
+                if from.len() == words {
                     // SAFETY: the group has the chunk; its address is aligned (precondition).
-                    values =
-                        unsafe { chunk::read::<M, T, CHUNK>(source.as_ptr().add(chunk * CHUNK)) };
+                    values = unsafe {
+                        let at = from.as_ptr().cast::<T>().add(chunk * CHUNK);
+                        chunk::read::<M, T, CHUNK>(at)
+                    };
                 }
             }
             let mut greatest = magnitude(values);
             let mut mask = 1;
             while mask < LANES as u32 {
-                greatest = greatest.max(block.machine().shuffle_xor(greatest, mask));
+                greatest = greatest.max(machine.shuffle_xor(greatest, mask));
                 mask *= 2;
             }
+            let target = target(index);
             let factor = target.put_scale(greatest, is_there && chunk == 0);
             if is_there {
                 target.put::<M, T, CHUNK>(chunk * CHUNK, values, factor);
             }
         }
     }
+}
 
-    #[inline(always)]
-    fn of<'a>(self, shape: &MoeShape, _token: usize, packed: In<'a, u32>) -> In<'a, u32>
-    where
-        Self: 'a,
-    {
-        packed.slice(0, shape.payload as usize)
+/// Writes a row that has arrived in fp8 to row `row` of the result, as elements of the type of the
+/// tokens. All lanes of the warp together.
+///
+/// # Safety
+/// On a GPU, the result and the row must be aligned to 16 bytes. The row must not be in the result.
+#[inline(always)]
+pub(super) unsafe fn dequantize<M: Machine>(
+    warp: Warp<M>,
+    shape: &MoeShape,
+    from: Memory<u32>,
+    out: Out<u32>,
+    row: usize,
+) {
+    let (words, payload) = (shape.input_words(), shape.payload as usize);
+    let to = out.slice(row * words, words);
+    if to.len() < words || from.len() < payload + shape.scales as usize {
+        return; // An error has been recorded.
     }
-
-    #[inline(always)]
-    unsafe fn place<M: Machine>(
-        self,
-        warp: Warp<M>,
-        shape: &MoeShape,
-        from: Memory<u32>,
-        out: Out<u32>,
-        row: usize,
-    ) {
-        let payload = shape.payload as usize;
-        if !shape.flags.has(MoeFlags::DEQUANTIZE) {
-            let to = out.slice(row * payload, payload);
-            return copy(warp, to, from.slice(0, payload));
-        }
-        let words = payload * size_of::<T>();
-        let to = out.slice(row * words, words);
-        if to.len() < words || from.len() < payload + shape.scales as usize {
-            return; // An error has been recorded.
-        }
+    with_element!(shape.flags, T => {
         let row = Received {
             shape: *shape,
             from,
@@ -141,7 +155,7 @@ impl<T: Element<Acc = f32>> Payload for Quantized<'_, T> {
                 unsafe { row.dequantize::<M, UNIT>(unit * UNIT) };
             }
         }
-    }
+    });
 }
 
 /// A row that has arrived, and the elements to which it is converted.
@@ -180,21 +194,12 @@ impl<T: Element<Acc = f32>> Received<'_, T> {
     }
 }
 
-impl<'a, T: Element> Quantized<'a, T> {
-    /// Returns the elements of a group.
-    #[inline(always)]
-    fn group(&self, target: &Target<'_>) -> In<'a, T> {
-        let row = target.token * target.shape.hidden as usize;
-        self.x.slice(row + target.group * GROUP, GROUP)
-    }
-}
-
-/// A group in the row of its token.
+/// A group in a row that is quantized.
 #[derive(Clone, Copy)]
 struct Target<'a> {
-    own: Own<'a>,
-    shape: MoeShape,
-    token: usize,
+    row: Memory<'a, u32>,
+    payload: usize,
+    is_ue8m0: bool,
     group: usize,
 }
 
@@ -234,11 +239,9 @@ impl Target<'_> {
         let greatest = f32::from_bits(greatest);
         let greatest = if greatest < LEAST { LEAST } else { greatest };
         let scale = greatest / LARGEST;
-        let scales = self.shape.payload as usize;
-        let row = self.own.packed(self.token);
-        if !self.shape.flags.has(MoeFlags::UE8M0) {
+        if !self.is_ue8m0 {
             if writes {
-                row.set(scales + self.group, scale.to_bits());
+                self.row.set(self.payload + self.group, scale.to_bits());
             }
             return LARGEST / greatest;
         }
@@ -247,7 +250,7 @@ impl Target<'_> {
         let exponent = (bits >> 23) + u32::from(bits & 0x7f_ffff != 0);
         let exponent = if exponent > 255 { 255 } else { exponent };
         if writes {
-            let words = row.slice(scales, self.shape.scales as usize);
+            let words = self.row.slice(self.payload, self.row.len() - self.payload);
             if self.group < 4 * words.len() {
                 let at = words.as_ptr().cast::<u8>().wrapping_add(self.group);
                 // SAFETY: the words have the byte; only this lane writes it.
@@ -273,7 +276,7 @@ impl Target<'_> {
             scaled[i] *= factor;
         }
         let word = (self.group * GROUP + at) / 4;
-        let words = self.own.packed(self.token).slice(word, N / 4);
+        let words = self.row.slice(word, N / 4);
         if words.len() == N / 4 {
             // SAFETY: the words have the elements, at a multiple of 8 bytes; only this lane writes
             // them.

@@ -52,15 +52,16 @@ impl<'a> Mask<'a> {
         words: InOut<'a, u32>,
         copy: Memory<'a, u32>,
     ) -> Result<Self, Aborted> {
-        let ranks = s.ranks() as usize;
+        let is_used = shape.flags.has(MoeFlags::MASK);
+        let ranks = if is_used { s.ranks() as usize } else { 0 };
         // SAFETY: the words are only accessed atomically, by the functions below.
         let words = unsafe { Memory::updated(s, words, ranks)? };
         let mask = Self {
             words,
             copy,
-            is_used: shape.flags.has(MoeFlags::MASK),
+            is_used,
         };
-        if mask.is_used {
+        if is_used {
             for rank in s.block().elements_of_block(ranks) {
                 copy.set(rank, mask.word(rank));
             }

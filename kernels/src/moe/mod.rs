@@ -27,7 +27,7 @@
 //! - **Who may overwrite what:** a rank overwrites its results of a combine at a peer in the next
 //!   combine,
 //! - **after having acquired** the peer's signal [`ROWS`] of the dispatch between them; without a
-//!   dispatch between them, the peer's signal [`ENTRY`] of the next combine,
+//!   dispatch between them, the peer's signal [`AGAIN`] of the next combine,
 //! - **released by** the peer, after the launch in which it has read the results.
 //!
 //! If more rows may arrive than the result has ([`MoeFlags::BOUNDED`]), the announcements come
@@ -45,17 +45,20 @@
 //!
 //! Every rank raises its signals to every rank, even if it has no rows for it, and all ranks make
 //! the same calls. So all ranks find the same *step* of the micro-batch, which determines whether
-//! a launch begins with [`ENTRY`].
+//! a launch begins with [`ENTRY`] or [`AGAIN`].
 //!
 //! | file | subject |
 //! |---|---|
 //! | `shape` | sizes, layout of the memory |
 //! | `routing` | slots and indices of the rows |
+//! | `arrived` | rows that have arrived, and the selections in their headers |
 //! | `dispatch`, `combine` | the kernels |
-//! | `fp8` | quantization of the payload, and the reverse |
+//! | `staged` | rounds, in which any number of tokens passes through staging of a bounded size |
+//! | `fp8` | quantization of rows and results, and the reverse |
 //! | `mask` | ranks that are missing |
 //! | `memory` | elements whose number a launch checks once |
 
+mod arrived;
 mod combine;
 mod dispatch;
 mod fp8;
@@ -63,16 +66,16 @@ mod mask;
 mod memory;
 mod routing;
 mod shape;
+mod staged;
 
 use fusewire_device::session::Session;
-use fusewire_device::{Aborted, Bf16, Element, F16, In, InOut, Machine, Out, Window, kernel};
+use fusewire_device::{Aborted, In, InOut, Machine, Out, Window, kernel};
 
 pub use self::mask::{ENDED, LATE};
 pub use self::shape::{GROUP, Meta, MoeFlags, MoeShape, NONE, OwnLayout, place};
 
 use self::combine::Combine;
-use self::dispatch::{Dispatch, Raw};
-use self::fp8::Quantized;
+use self::dispatch::Dispatch;
 
 /// Signal of the window of rows: the rows of the block have arrived.
 pub const ROWS: u32 = 0;
@@ -84,6 +87,8 @@ pub const COUNTS: u32 = 2;
 pub const FITS: u32 = 3;
 /// Signal of the window of results: the results of the block have arrived.
 pub const RESULTS: u32 = 0;
+/// Signal of the window of results: the rank has begun a combine after a combine.
+pub const AGAIN: u32 = 1;
 
 /// Failure code: an expert does not exist.
 pub const UNKNOWN_EXPERT: u32 = 1;
@@ -119,22 +124,30 @@ const COMBINED: u32 = 6;
 /// rank.
 ///
 /// `ids` and `weights` have `top_k` elements for each token, up to `max_tokens`; selections with a
-/// negative id are not sent. `x` has the payload of the tokens. `placement` has the
+/// negative id are not sent. `x` has the tokens, in the type that the flags name, as words;
+/// [`MoeFlags::FP8`] quantizes them in groups of [`GROUP`] channels. `placement` has the
 /// [place](place) of each expert. `own` is the memory of the micro-batch that only this rank uses
 /// ([`MoeShape::own`]), `meta` gets the description of the result ([`MoeShape::meta`]), and
 /// `tokens_per_expert` the number of rows of each expert of this rank, added to what it has. In
-/// expert-major order, `out` gets the payload and, from [`MoeShape::scales_at`] on, the scales;
-/// otherwise both stay in the window, where the code that follows reads them. `wait_ns` gets the
-/// nanoseconds from the start of the wait to the arrival of each rank's rows, added to what it has;
-/// it may be empty.
+/// expert-major order, `out` gets the payload and, from [`MoeShape::scales_at`] on, the scales, or
+/// with [`MoeFlags::DEQUANTIZE`] elements of the type of `x`, and no scales. Otherwise both stay in
+/// the window, where the code that follows reads them. `wait_ns` gets the nanoseconds from the
+/// start of the wait to the arrival of each rank's rows, added to what it has; it may be empty.
 /// `mask` has a word for each rank; [`MoeFlags::MASK`] sets those of missing ranks to
 /// [`LATE`] or [`ENDED`]. With [`MoeFlags::REUSE`], `ids`, `weights` and `placement` are not read,
 /// except for the number of tokens: the selections are those of the last dispatch.
 ///
+/// With staging, a launch with only [`MoeFlags::SEND`] exchanges the numbers of rows, and describes
+/// the result. The launches with [`MoeFlags::ROUND`] and both halves that follow send and receive
+/// the rows of a round each; [`MoeShape::rounds`] is their number, because a launch after the last
+/// round of all ranks does nothing. In rank-major order, `out` also gets the payload and the
+/// scales, and the rows of each rank follow those of the rank before it.
+///
 /// # Safety
-/// `shape.hidden` must be a multiple of 8, or of [`GROUP`] for fp8, and `shape.payload` the words
-/// of that many elements. On a GPU, all buffers must be aligned to 16 bytes. During the launch,
-/// nothing else may write the inputs or access the other buffers, which do not overlap.
+/// `shape.hidden` must be a multiple of 8, or of [`GROUP`] for fp8, `shape.payload` and
+/// `shape.result` the words of that many elements, in fp8 with their scales. On a GPU, all buffers
+/// must be aligned to 16 bytes. During the launch, nothing else may write the inputs or access the
+/// other buffers, which do not overlap.
 #[kernel(failures(
     UNKNOWN_EXPERT = "expert {a} does not exist; there are {b} experts (ids of -1 are not sent)",
     PLACEMENT = "expert {a} has the place {b} (rank << 16 | index), which does not exist or is \
@@ -161,116 +174,56 @@ pub unsafe fn moe_dispatch(
     tokens_per_expert: InOut<u64>,
     wait_ns: InOut<u64>,
     mask: InOut<u32>,
-    #[words(5)] shape: MoeShape,
+    #[words(6)] shape: MoeShape,
     #[agreed] config: u64,
 ) -> Result<(), Aborted> {
     let _ = config;
     let dispatch = Dispatch {
         shape: shape.unpacked(),
         rows,
+        x,
         meta,
         out,
         tokens_per_expert,
         wait_ns,
     };
     // SAFETY: the precondition of this function.
-    unsafe { dispatch.run(session, Raw { x }, (ids, weights, placement), (own, mask)) }
-}
-
-/// Does the same as [`moe_dispatch`], but takes the elements of the tokens as `x` and quantizes
-/// them to fp8 in groups of [`GROUP`] channels. With [`MoeFlags::DEQUANTIZE`], `out` gets elements
-/// of the type of `x`, and no scales.
-///
-/// # Safety
-/// As [`moe_dispatch`].
-#[kernel(
-    params = MoeDispatchParams,
-    each(T: f32 = f32, f16 = F16, bf16 = Bf16),
-    failures(
-        UNKNOWN_EXPERT = "expert {a} does not exist; there are {b} experts (ids of -1 are not \
-                          sent)",
-        PLACEMENT = "expert {a} has the place {b} (rank << 16 | index), which does not exist or \
-                     is that of another expert",
-        ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: rows have \
-                 arrived, 3: dispatch has received, 4: combine has sent, 5: results have arrived, \
-                 6: combine has received), so this half is out of order",
-        CAPACITY = "the experts of this rank have {a} rows, which exceeds the capacity of {b} rows",
-        ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
-        SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
-        REUSED = "the last routing was of {a} tokens (2^32 - 1: there was none), but a dispatch \
-                  that reuses it has {b} tokens",
-    )
-)]
-pub unsafe fn moe_dispatch_fp8<T: Element<Acc = f32>>(
-    session: &mut Session<impl Machine>,
-    rows: Window<u32>,
-    x: In<T>,
-    ids: In<i32>,
-    weights: In<f32>,
-    placement: In<u32>,
-    own: InOut<u32>,
-    meta: Out<u32>,
-    out: Out<u32>,
-    tokens_per_expert: InOut<u64>,
-    wait_ns: InOut<u64>,
-    mask: InOut<u32>,
-    #[words(5)] shape: MoeShape,
-    #[agreed] config: u64,
-) -> Result<(), Aborted> {
-    let _ = config;
-    let dispatch = Dispatch {
-        shape: shape.unpacked(),
-        rows,
-        meta,
-        out,
-        tokens_per_expert,
-        wait_ns,
-    };
-    // SAFETY: the precondition of this function.
-    unsafe {
-        dispatch.run(
-            session,
-            Quantized { x },
-            (ids, weights, placement),
-            (own, mask),
-        )
-    }
+    unsafe { dispatch.run(session, (ids, weights, placement), (own, mask)) }
 }
 
 /// Sends the result of each selection to the rank of its token, and adds the results of each token
 /// of this rank: `out = 0 + weight * result + weight * result ..`, in the order of the selections
 /// with an expert. Products and sums are f32; the sum is rounded once.
 ///
-/// `y` has the results: in expert-major order one for each row of the result of [`moe_dispatch`],
-/// otherwise one for each selection of each row. The rows are read in the window. `ids` and
-/// `weights` are those of the dispatch. With [`MoeFlags::MASK`], the results of masked ranks are
-/// not added, and `missing` gets a word for each token: bit k is 1 if the result of selection k is
-/// missing.
+/// `y` has the results, as words: in expert-major order one for each row of the result of
+/// [`moe_dispatch`], otherwise one for each selection of each row. With [`MoeFlags::FP8_RESULTS`],
+/// they are quantized in groups of [`GROUP`] elements, and a result is the product of the element
+/// and its scale. The rows are read in the window. `ids` and `weights` are those of the dispatch.
+/// With [`MoeFlags::MASK`], the results of masked ranks are not added, and `missing` gets a word
+/// for each token: bit k is 1 if the result of selection k is missing. With staging, each launch
+/// runs both halves of a round, the first one with [`MoeFlags::FIRST`].
 ///
 /// # Safety
 /// As [`moe_dispatch`]. `y` may be `out` of the dispatch.
-#[kernel(
-    each(T: f32 = f32, f16 = F16, bf16 = Bf16),
-    failures(
-        ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: rows have \
-                 arrived, 3: dispatch has received, 4: combine has sent, 5: results have arrived, \
-                 6: combine has received), so this half is out of order",
-        ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
-        SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
-    )
-)]
-pub unsafe fn moe_combine<T: Element<Acc = f32>>(
+#[kernel(failures(
+    ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: rows have arrived, \
+             3: dispatch has received, 4: combine has sent, 5: results have arrived, 6: combine \
+             has received), so this half is out of order",
+    ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
+    SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
+))]
+pub unsafe fn moe_combine(
     session: &mut Session<impl Machine>,
     rows: Window<u32>,
-    results: Window<T>,
-    y: In<T>,
+    results: Window<u32>,
+    y: In<u32>,
     ids: In<i32>,
     weights: In<f32>,
     own: InOut<u32>,
     mask: InOut<u32>,
-    out: Out<T>,
+    out: Out<u32>,
     missing: Out<u32>,
-    #[words(5)] shape: MoeShape,
+    #[words(6)] shape: MoeShape,
     #[agreed] config: u64,
 ) -> Result<(), Aborted> {
     let _ = config;

@@ -4,6 +4,7 @@
 //! indices in the order of the tokens and their selections, for any number of blocks and
 //! lanes. Each block counts the selections of all tokens, so that no block waits for another.
 
+use fusewire_device::arch::MAX_WARPS;
 use fusewire_device::group::slice;
 use fusewire_device::session::{Aborted, Session, Unvoted};
 use fusewire_device::{Block, Group, In, InOut, Machine};
@@ -82,6 +83,12 @@ impl<'a> Own<'a> {
         self.block.get(1)
     }
 
+    /// Returns the number of tokens of the last routing.
+    #[inline(always)]
+    pub(super) fn tokens(&self) -> usize {
+        self.routed().saturating_sub(1) as usize
+    }
+
     /// Returns the counters of a warp; those after the last warp's have the sums.
     #[inline(always)]
     fn counters(&self, warp: u32) -> Memory<'a, u32> {
@@ -92,7 +99,7 @@ impl<'a> Own<'a> {
 
     /// Returns the announcement for a rank.
     #[inline(always)]
-    fn announcement(&self, rank: u32) -> Memory<'a, u32> {
+    pub(super) fn announcement(&self, rank: u32) -> Memory<'a, u32> {
         let first = self.layout.announced_at + rank as usize * self.layout.announced;
         self.block.slice(first, self.shape.announcement_words())
     }
@@ -126,29 +133,112 @@ impl<'a> Own<'a> {
         self.words.slice(self.layout.slots_at, items)
     }
 
-    /// Returns the row of a token, as it is sent.
+    /// Returns the headers of all tokens.
     #[inline(always)]
-    pub(super) fn packed(&self, token: usize) -> Memory<'a, u32> {
-        let first = self.layout.packed_at + token * self.shape.row_stride();
-        self.words.slice(first, self.shape.row_words())
+    fn headers(&self) -> Memory<'a, u32> {
+        let len = self.layout.packed_at - self.layout.headers_at;
+        self.words.slice(self.layout.headers_at, len)
     }
 
-    /// Returns the row of a token, to be sent.
+    /// Returns the header of a token, to be sent.
     #[inline(always)]
-    pub(super) fn packed_to_send(&self, token: usize) -> In<'a, u32> {
-        let first = self.layout.packed_at + token * self.shape.row_stride();
-        let words = self.argument.as_in();
-        words.slice(first, self.shape.row_words())
+    pub(super) fn header_to_send(&self, token: usize) -> In<'a, u32> {
+        let words = self.shape.header_words();
+        let first = self.layout.headers_at + token * words;
+        self.argument.as_in().slice(first, words)
+    }
+
+    /// Returns the payload and scales of rows `first .. first + count` in fp8.
+    #[inline(always)]
+    pub(super) fn packed(&self, first: usize, count: usize) -> Memory<'a, u32> {
+        let words = self.shape.header_at();
+        let first = self.layout.packed_at + first * words;
+        self.words.slice(first, count * words)
+    }
+
+    /// Returns the payload and scales of a row in fp8, to be sent.
+    #[inline(always)]
+    pub(super) fn packed_to_send(&self, row: usize) -> In<'a, u32> {
+        let words = self.shape.header_at();
+        let first = self.layout.packed_at + row * words;
+        self.argument.as_in().slice(first, words)
+    }
+
+    /// Returns the memory of a result of this lane's warp in fp8.
+    #[inline(always)]
+    pub(super) fn result<M: Machine>(&self, block: Block<M>) -> Memory<'a, u32> {
+        let first = self.layout.results_at + self.result_of(block);
+        self.words.slice(first, self.shape.result as usize)
+    }
+
+    /// Returns the result of this lane's warp in fp8, to be sent.
+    #[inline(always)]
+    pub(super) fn result_to_send<M: Machine>(&self, block: Block<M>) -> In<'a, u32> {
+        let first = self.layout.results_at + self.result_of(block);
+        self.argument
+            .as_in()
+            .slice(first, self.shape.result as usize)
+    }
+
+    #[inline(always)]
+    fn result_of<M: Machine>(&self, block: Block<M>) -> usize {
+        let warp = block.index() as usize * MAX_WARPS + block.warp_index() as usize;
+        warp * self.shape.result as usize
+    }
+
+    /// Returns [what is known](super::shape::ORIGIN) about the rows of a rank.
+    #[inline(always)]
+    pub(super) fn origin(&self, rank: u32) -> Memory<'a, u32> {
+        let words = self.layout.origin;
+        let first = self.layout.origins_at + rank as usize * words;
+        self.block.slice(first, words)
+    }
+
+    /// Returns a header that has been kept.
+    #[inline(always)]
+    pub(super) fn kept(&self, index: usize) -> Memory<'a, u32> {
+        let words = self.shape.header_words();
+        let first = self.layout.kept_at + index * words;
+        let exists = index < self.shape.capacity as usize;
+        self.words.slice(first, if exists { words } else { 0 })
+    }
+
+    /// Returns the number of row `slot` from `rank` of this block, among the rows of all ranks.
+    #[inline(always)]
+    pub(super) fn kept_index(&self, rank: u32, slot: usize) -> usize {
+        (self.origin(rank).get(1) as usize).wrapping_add(slot)
+    }
+
+    /// Returns the number of rounds of the last dispatch.
+    #[inline(always)]
+    pub(super) fn rounds(&self) -> usize {
+        self.block.get(2) as usize
+    }
+
+    /// Sets the number of rounds. One lane.
+    #[inline(always)]
+    pub(super) fn set_rounds(&self, rounds: usize) {
+        self.block.set(2, rounds as u32);
+    }
+
+    /// Returns the number of the next round.
+    #[inline(always)]
+    pub(super) fn round(&self) -> usize {
+        self.block.get(3) as usize
+    }
+
+    /// Sets the number of the next round. One lane.
+    #[inline(always)]
+    pub(super) fn set_round(&self, round: usize) {
+        self.block.set(3, round as u32);
     }
 
     /// Returns the word of selection `item` in the header of its token: its place.
     #[inline(always)]
     fn selection(&self, item: usize) -> (Memory<'a, u32>, usize) {
         let (token, k) = (item / self.shape.k(), item % self.shape.k());
-        let header = self.packed(token).slice(
-            self.shape.header_at(),
-            self.shape.row_words() - self.shape.header_at(),
-        );
+        let words = self.shape.header_words();
+        let header = self.headers().slice(token * words, words);
         (header, HEADER + SELECTION * k)
     }
 
@@ -450,6 +540,7 @@ impl<'a> Routing<'a> {
             announcement.set(0, before + here + after);
             announcement.set(1, before);
             announcement.set(2, here);
+            announcement.set(3, self.tokens as u32);
         }
         let inverse = own.inverse(s);
         for expert in block.elements_of_block(self.shape.experts as usize) {

@@ -35,7 +35,7 @@ impl MoeFlags {
     /// Scales of fp8 are the exponents of powers of two.
     pub const UE8M0: Self = Self(8);
     /// More rows may arrive than the capacity, so no rank sends rows before all ranks know that
-    /// theirs fit. Only in expert-major order.
+    /// theirs fit. Only if rows are copied from where they arrive.
     pub const BOUNDED: Self = Self(16);
     /// Runs the first part of the half that receives: waits for the other ranks.
     pub const WAIT: Self = Self(32);
@@ -44,10 +44,23 @@ impl MoeFlags {
     pub const MASK: Self = Self(64);
     /// Dispatch sends to the same experts as the last dispatch.
     pub const REUSE: Self = Self(128);
-    /// In expert-major order, the scales have a column for each word of the scales of a row.
+    /// In the copies of rows, the scales have a column for each word of the scales of a row.
     pub const COLUMNS: Self = Self(256);
-    /// In expert-major order, rows are converted from fp8 to the type of the tokens.
+    /// The copies of rows are converted from fp8 to the type of the tokens.
     pub const DEQUANTIZE: Self = Self(512);
+    /// Tokens and results are f16. Without this and [`MoeFlags::BF16`], they are f32.
+    pub const F16: Self = Self(1024);
+    /// Tokens and results are bf16.
+    pub const BF16: Self = Self(2048);
+    /// Tokens are sent as fp8.
+    pub const FP8: Self = Self(4096);
+    /// Results are sent as fp8, with f32 scales.
+    pub const FP8_RESULTS: Self = Self(8192);
+    /// With staging: dispatch runs its next round. Without this, it only exchanges the numbers of
+    /// rows, and describes the result.
+    pub const ROUND: Self = Self(16384);
+    /// With staging: combine runs its first round; without this, the next one.
+    pub const FIRST: Self = Self(32768);
 
     /// Returns the flags of both sets.
     #[must_use]
@@ -68,6 +81,23 @@ impl MoeFlags {
     }
 }
 
+/// Runs a block with `$type` as the type of the elements that the flags name.
+macro_rules! with_element {
+    ($flags:expr, $type:ident => $body:block) => {
+        if $flags.has(MoeFlags::BF16) {
+            type $type = fusewire_device::Bf16;
+            $body
+        } else if $flags.has(MoeFlags::F16) {
+            type $type = fusewire_device::F16;
+            $body
+        } else {
+            type $type = f32;
+            $body
+        }
+    };
+}
+pub(crate) use with_element;
+
 /// The shape of a launch. Only the flags and the capacity may differ between ranks.
 ///
 /// Sizes are in words of 4 bytes. A **row** is what one rank sends another of a token: the payload,
@@ -77,9 +107,10 @@ impl MoeFlags {
 ///
 /// A rank's part of the window of rows has
 /// - for each block of each rank an *announcement*: the rows that the rank sends, the first row of
-///   this block, the rows of this block, an unused word, and for each expert of the receiver the
+///   this block, the rows of this block, the rank's tokens, and for each expert of the receiver the
 ///   selections of the rank;
-/// - for each rank `max_tokens` rows.
+/// - for each rank `max_tokens` rows; or with staging, for each block of each rank a region for the
+///   even rounds and one for the odd ones: the number of rows, and `staging` rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct MoeShape {
@@ -97,12 +128,16 @@ pub struct MoeShape {
     pub payload: u32,
     /// Words of the scales of a row.
     pub scales: u32,
-    /// Rows of the result in expert-major order.
+    /// Rows of the result in expert-major order, or with staging.
     pub capacity: u32,
     /// The rows of an expert start at a multiple of this number.
     pub alignment: u32,
     /// The halves that the launch runs, and the form of the data.
     pub flags: MoeFlags,
+    /// Words of a result, as it is sent: its payload, and its scales.
+    pub result: u32,
+    /// Tokens of a block that are in flight at once, in a launch with staging; otherwise 0.
+    pub staging: u32,
 }
 
 impl MoeShape {
@@ -110,7 +145,7 @@ impl MoeShape {
     /// GPUs keep a struct in local memory if its fields are halves of its words.
     #[inline(always)]
     pub(crate) fn unpacked(self) -> Self {
-        let words: [u64; 5] = bytemuck::cast(self);
+        let words: [u64; 6] = bytemuck::cast(self);
         let high = |word: u64| (word >> 32) as u32;
         Self {
             experts: words[0] as u32,
@@ -123,6 +158,8 @@ impl MoeShape {
             capacity: high(words[3]),
             alignment: words[4] as u32,
             flags: MoeFlags(high(words[4])),
+            result: words[5] as u32,
+            staging: high(words[5]),
         }
     }
 
@@ -144,7 +181,38 @@ impl MoeShape {
     /// Returns the words of a row that are sent.
     #[inline(always)]
     pub const fn row_words(&self) -> usize {
-        self.header_at() + ceil(HEADER + SELECTION * self.k(), 4)
+        self.header_at() + self.header_words()
+    }
+
+    /// Returns the words of a header.
+    #[inline(always)]
+    pub(crate) const fn header_words(&self) -> usize {
+        ceil(HEADER + SELECTION * self.k(), 4)
+    }
+
+    /// Returns the words of a token, or of the result of a selection, before quantization.
+    #[inline(always)]
+    pub(crate) const fn input_words(&self) -> usize {
+        let is_short = self.flags.has(MoeFlags::F16) || self.flags.has(MoeFlags::BF16);
+        self.hidden as usize / if is_short { 2 } else { 1 }
+    }
+
+    /// Returns true if rows pass through staging.
+    #[inline(always)]
+    pub const fn is_staged(&self) -> bool {
+        self.staging > 0
+    }
+
+    /// Returns the number of the rounds in which a block sends its part of `tokens` tokens.
+    #[inline(always)]
+    pub const fn rounds(&self, tokens: usize, blocks: usize) -> usize {
+        match self.staging {
+            0 => 0,
+            staging => {
+                let blocks = if blocks == 0 { 1 } else { blocks };
+                tokens.div_ceil(blocks).div_ceil(staging as usize)
+            }
+        }
     }
 
     /// Returns the words from a row to the next.
@@ -176,27 +244,54 @@ impl MoeShape {
 
     /// Returns the words of a rank's part of the window of rows.
     pub const fn window_words(&self, ranks: usize, blocks: usize) -> usize {
-        self.rows(ranks, ranks, blocks)
+        if self.is_staged() {
+            self.region(ranks, (ranks, 0), blocks, 0)
+        } else {
+            self.rows(ranks, ranks, blocks)
+        }
+    }
+
+    /// Returns the first word of the region for the rows of block `block` of rank `source` in round
+    /// `round`, in a window for `ranks` ranks and `blocks` blocks.
+    #[inline(always)]
+    pub const fn region(
+        &self,
+        ranks: usize,
+        (source, block): (usize, usize),
+        blocks: usize,
+        round: usize,
+    ) -> usize {
+        let region = 2 * (source * blocks + block) + round % 2;
+        let words = LINE + self.staging as usize * self.row_stride();
+        self.announcement(ranks, 0, blocks) + region * words
+    }
+
+    /// Returns the word of row `slot` of a rank in its region.
+    #[inline(always)]
+    pub const fn staged_row(&self, slot: usize) -> usize {
+        // A round has consecutive slots, not more than `staging`.
+        let staging = if self.staging == 0 { 1 } else { self.staging };
+        LINE + slot % staging as usize * self.row_stride()
     }
 
     /// Returns the rows of the result: what [`Meta`] describes.
     #[inline(always)]
     pub const fn result_rows(&self, ranks: usize) -> usize {
-        if self.flags.has(MoeFlags::EXPERT_MAJOR) {
+        if self.flags.has(MoeFlags::EXPERT_MAJOR) || self.is_staged() {
             self.capacity as usize
         } else {
             ranks * self.max_tokens as usize
         }
     }
 
-    /// Returns the word of a result in expert-major order at which the scales begin, after the
+    /// Returns the word of a result that is not in the window at which the scales begin, after the
     /// payload of all rows. Only if rows are not converted from fp8.
     #[inline(always)]
     pub const fn scales_at(&self) -> usize {
         ceil(self.capacity as usize * self.payload as usize, LINE)
     }
 
-    /// Returns the words of the scales in expert-major order.
+    /// Returns the words of the scales of a result that is not in the window.
     #[inline(always)]
     pub const fn scales_words(&self) -> usize {
         let rows = if self.flags.has(MoeFlags::COLUMNS) {
@@ -223,8 +318,12 @@ impl MoeShape {
 
     /// Returns the number of results in a rank's part of the window of results. With
     /// [`MoeFlags::MASK`], each rank has a region of its own, so that late writes of a masked rank
-    /// do not overwrite the results of others.
-    pub const fn window_results(&self, ranks: usize) -> usize {
+    /// do not overwrite the results of others. With staging, each block has a region for the even
+    /// rounds and one for the odd ones.
+    pub const fn window_results(&self, ranks: usize, blocks: usize) -> usize {
+        if self.is_staged() {
+            return blocks * 2 * self.results_of_round();
+        }
         let regions = if self.flags.has(MoeFlags::MASK) {
             ranks
         } else {
@@ -233,12 +332,20 @@ impl MoeShape {
         regions * self.results_of_rank()
     }
 
+    /// Returns the number of results of a block's tokens in a round.
+    #[inline(always)]
+    pub(crate) const fn results_of_round(&self) -> usize {
+        self.staging as usize * self.k()
+    }
+
     /// Returns the layout of the description of the result.
     #[inline(always)]
     pub const fn meta(&self, ranks: usize) -> Meta {
         let (rows, local) = (self.result_rows(ranks), self.local_experts as usize);
         let (counts, offsets, each) = if self.flags.has(MoeFlags::EXPERT_MAJOR) {
             (local, local + 1, 1)
+        } else if self.is_staged() {
+            (ranks, ranks + 1, self.k())
         } else {
             (ranks, 0, self.k())
         };
@@ -262,6 +369,7 @@ impl MoeShape {
     /// Returns the layout of a rank's own memory.
     #[inline(always)]
     pub const fn own(&self, ranks: usize, blocks: usize) -> OwnLayout {
+        let (tokens, staging) = (self.max_tokens as usize, self.staging as usize);
         let local = ranks * self.local_experts as usize;
         let counters = ceil(self.experts as usize + SEGMENTS * ranks, LINE);
         let announced_at = LINE + (MAX_WARPS + 1) * counters;
@@ -269,9 +377,30 @@ impl MoeShape {
         let inverse_at = announced_at + ranks * announced;
         let bases_at = inverse_at + ceil(local, LINE);
         let mask_at = bases_at + ceil(local, LINE);
-        let block = mask_at + ceil(ranks, LINE);
+        let origins_at = mask_at + ceil(ranks, LINE);
+        let origin = match staging {
+            0 => 0,
+            _ => ORIGIN + self.rounds(tokens, blocks) + 1,
+        };
+        let block = origins_at + ceil(ranks * origin, LINE);
         let slots_at = blocks * block;
-        let packed_at = slots_at + ceil(self.max_tokens as usize * self.k(), LINE);
+        let headers_at = slots_at + ceil(tokens * self.k(), LINE);
+        let packed_at = headers_at + ceil(tokens * self.header_words(), LINE);
+        let packed = match staging {
+            _ if !self.flags.has(MoeFlags::FP8) => 0,
+            0 => tokens,
+            staging => blocks * staging,
+        };
+        let kept_at = packed_at + ceil(packed * self.header_at(), LINE);
+        let kept = match staging {
+            0 => 0,
+            _ => self.capacity as usize,
+        };
+        let results_at = kept_at + ceil(kept * self.header_words(), LINE);
+        let results = match self.flags.has(MoeFlags::FP8_RESULTS) {
+            true => blocks * MAX_WARPS,
+            false => 0,
+        };
         OwnLayout {
             counters,
             announced_at,
@@ -279,10 +408,15 @@ impl MoeShape {
             inverse_at,
             bases_at,
             mask_at,
+            origins_at,
+            origin,
             block,
             slots_at,
+            headers_at,
             packed_at,
-            words: packed_at + self.max_tokens as usize * self.row_stride(),
+            kept_at,
+            results_at,
+            words: results_at + results * self.result as usize,
         }
     }
 }
@@ -315,12 +449,19 @@ pub struct Meta {
 /// and of later blocks.
 pub(crate) const SEGMENTS: usize = 3;
 
+/// Words about a rank whose rows arrive through staging: its tokens, and the number of rows before
+/// those that the block receives, from this rank and the ranks before it. For each round, the
+/// number of rows that have arrived before it follows.
+pub(crate) const ORIGIN: usize = 2;
+
 /// Layout of the memory that only a rank itself uses, in words.
 ///
-/// For each block: its step and the number of tokens of the last routing, the counters of each warp
-/// and their sums, the announcements for the ranks, the expert of each place, the first row of each
-/// (rank, expert), and the block's copy of the mask. For all blocks: the slot of each selection,
-/// and the rows of the tokens.
+/// For each block: its step, the number of tokens of the last routing and the number of rounds, the
+/// counters of each warp and their sums, the announcements for the ranks, the expert of each place,
+/// the first row of each (rank, expert), the block's copy of the mask, and [what is known](ORIGIN)
+/// about the rows of each rank. For all blocks: the slot of
+/// each selection, the headers of the tokens, their payload and scales in fp8, the headers of the
+/// rows that have arrived through staging, and a result of each warp in fp8.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnLayout {
     /// Counters of a warp.
@@ -335,12 +476,22 @@ pub struct OwnLayout {
     pub(crate) bases_at: usize,
     /// First word of the block's copy of the mask.
     pub(crate) mask_at: usize,
+    /// First word of what is known about the rows of each rank.
+    pub(crate) origins_at: usize,
+    /// Words of what is known about the rows of a rank.
+    pub(crate) origin: usize,
     /// Words of a block.
     pub(crate) block: usize,
     /// First word of the slots.
     pub(crate) slots_at: usize,
-    /// First word of the rows.
+    /// First word of the headers.
+    pub(crate) headers_at: usize,
+    /// First word of the payload in fp8.
     pub(crate) packed_at: usize,
+    /// First word of the headers that have arrived.
+    pub(crate) kept_at: usize,
+    /// First word of the results in fp8.
+    pub(crate) results_at: usize,
     /// Words.
     pub words: usize,
 }

@@ -51,6 +51,8 @@ pub struct Mixture {
     pub batches: usize,
     /// Tokens, and their experts.
     pub tokens: Tokens,
+    /// Tokens of a block in a round; 0 without staging.
+    pub staging: u32,
 }
 
 impl Mixture {
@@ -64,6 +66,7 @@ impl Mixture {
             layout,
             batches: 1,
             tokens: Tokens::Next,
+            staging: 0,
         }
     }
 
@@ -79,7 +82,18 @@ impl Mixture {
             capacity: self.capacity,
             alignment: 1,
             flags: self.layout.with(halves),
+            result: HIDDEN as u32,
+            staging: self.staging,
         }
+    }
+
+    pub(crate) fn is_staged(&self) -> bool {
+        self.staging > 0
+    }
+
+    /// Returns true if dispatch copies rows from where they arrive.
+    pub(crate) fn copies_rows(&self) -> bool {
+        self.is_expert_major() || self.is_staged()
     }
 
     pub(crate) fn is_expert_major(&self) -> bool {
@@ -217,7 +231,7 @@ pub(crate) struct Batch {
     pub(crate) placement: Words,
     pub(crate) own: Words,
     pub(crate) meta: Words,
-    /// Rows in expert-major order.
+    /// Rows that have been copied.
     pub(crate) out: Words,
     /// Two words for each expert of the rank.
     pub(crate) tokens_per_expert: Words,
@@ -245,7 +259,7 @@ pub struct Memory {
 }
 
 /// Signals of the windows of rows and of results.
-pub(crate) const SIGNALS: [u32; 2] = [4, 1];
+pub(crate) const SIGNALS: [u32; 2] = [4, 2];
 
 impl Memory {
     /// Allocates the memory by `pages`. Its windows are numbered from `first` on.
@@ -262,7 +276,7 @@ impl Memory {
         let bytes = [
             4 * shape.window_words(ranks as usize, blocks as usize),
             pad(SIGNALS[0]),
-            4 * shape.window_results(ranks as usize) * HIDDEN,
+            4 * shape.window_results(ranks as usize, blocks as usize) * HIDDEN,
             pad(SIGNALS[1]),
         ];
         let rows = shape.result_rows(ranks as usize);
@@ -374,11 +388,16 @@ impl Memory {
         &self.batches[rank as usize][index]
     }
 
-    /// Returns the address of row `slot` from rank `from` in the window of rows.
+    /// Returns the address of row `slot` from rank `from` in the window of rows: with staging, in
+    /// the region of block 0 for even rounds.
     pub(crate) fn row(&self, batch: &Batch, from: u32, slot: usize) -> *const f32 {
         let shape = self.mixture.shape(self.ranks, MoeFlags::default());
-        let first = shape.rows(from as usize, self.ranks as usize, self.blocks as usize);
-        let word = first + slot * shape.row_stride();
+        let (ranks, blocks) = (self.ranks as usize, self.blocks as usize);
+        let word = if self.mixture.is_staged() {
+            shape.region(ranks, (from as usize, 0), blocks, 0) + shape.staged_row(slot)
+        } else {
+            shape.rows(from as usize, ranks, blocks) + slot * shape.row_stride()
+        };
         batch.windows[0]
             .wrapping_add(4 * word)
             .cast::<f32>()

@@ -40,6 +40,23 @@ pub struct Launch {
     /// Number of the combine after the dispatch.
     pass: u64,
     injected: Option<Injected>,
+    part: Part,
+}
+
+/// Part of an operation that a launch runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// What the halves name.
+    Halves,
+    /// The numbers of rows, before the rounds.
+    Counts,
+    /// One of the rounds.
+    Round {
+        /// The first launch of combine.
+        is_first: bool,
+        /// After the launch, the operation is complete.
+        is_last: bool,
+    },
 }
 
 impl Launch {
@@ -52,7 +69,36 @@ impl Launch {
             round,
             pass: 0,
             injected: None,
+            part: Part::Halves,
         }
+    }
+
+    /// Returns the launches that run this one with staging, in `rounds` rounds.
+    pub fn staged(self, rounds: usize) -> Vec<Self> {
+        let is_combine = self.kernel == Kernel::Combine;
+        let count = Self {
+            halves: MoeFlags::SEND,
+            part: Part::Counts,
+            ..self
+        };
+        let round = |number| {
+            let is_first = is_combine && number == 0;
+            let flag = match (is_combine, is_first) {
+                (false, _) => MoeFlags::ROUND,
+                (true, true) => MoeFlags::FIRST,
+                (true, false) => MoeFlags::default(),
+            };
+            Self {
+                halves: self.halves.with(flag),
+                part: Part::Round {
+                    is_first,
+                    is_last: number + 1 == rounds,
+                },
+                ..self
+            }
+        };
+        let counts = (!is_combine).then_some(count);
+        counts.into_iter().chain((0..rounds).map(round)).collect()
     }
 
     /// Creates a launch of combine after the dispatch of round `round`.
@@ -127,10 +173,14 @@ impl Launch {
             }
             None => {}
         }
-        let (sends, receives) = (
-            self.halves.has(MoeFlags::SEND),
-            self.halves.has(MoeFlags::RECEIVE),
-        );
+        let (sends, receives) = match self.part {
+            Part::Halves => (
+                self.halves.has(MoeFlags::SEND),
+                self.halves.has(MoeFlags::RECEIVE),
+            ),
+            Part::Counts => (true, true),
+            Part::Round { is_first, .. } => (is_first, is_first),
+        };
         match self.kernel {
             Kernel::Dispatch => {
                 if sends {
@@ -182,7 +232,7 @@ impl Launch {
             }
             let expert = rank * mixture.local_experts + local;
             for column in 0..HIDDEN {
-                let x = if mixture.is_expert_major() {
+                let x = if mixture.copies_rows() {
                     f32::from_bits(batch.out.get(row * HIDDEN + column))
                 } else {
                     let most = mixture.max_tokens as usize;
@@ -241,7 +291,7 @@ impl Launch {
                         config: 0,
                     },
                 ),
-                Kernel::Combine => moe_combine__run::<f32, _>(
+                Kernel::Combine => moe_combine__run(
                     block,
                     &MoeCombineParams {
                         header,
@@ -267,7 +317,12 @@ impl Launch {
     /// # Panics
     /// Panics if a result is wrong.
     pub(crate) fn verify(&self, image: &MemoryImage, rank: u32) {
-        if !self.halves.has(MoeFlags::RECEIVE) {
+        let is_complete = match self.part {
+            Part::Halves => self.halves.has(MoeFlags::RECEIVE),
+            Part::Counts => false,
+            Part::Round { is_last, .. } => is_last,
+        };
+        if !is_complete {
             return;
         }
         let memory = image.mixture();
@@ -318,7 +373,7 @@ impl Launch {
         let (mixture, local) = (&memory.mixture, memory.mixture.local_experts);
         let shape = mixture.shape(memory.ranks, MoeFlags::default());
         let meta = shape.meta(memory.ranks as usize);
-        let most = mixture.max_tokens as usize;
+        let (most, mut first) = (mixture.max_tokens as usize, 0);
         for from in 0..memory.ranks {
             let tokens = match memory.is_masked(rank, from) {
                 true => Vec::new(),
@@ -326,8 +381,12 @@ impl Launch {
             };
             let count = batch.meta.get(from as usize) as usize;
             assert_eq!(count, tokens.len(), "rows of rank {from}");
+            if mixture.is_staged() {
+                let offset = batch.meta.get(meta.offsets_at + from as usize) as usize;
+                assert_eq!(offset, first, "first row of rank {from}");
+            }
             for (slot, token) in tokens.iter().copied().enumerate() {
-                let row = from as usize * most + slot;
+                let row = first + slot;
                 let found = [0, 1].map(|word| batch.meta.get(meta.sources_at + 2 * row + word));
                 assert_eq!(found, [from, token as u32], "row {row}");
                 for k in 0..meta.each {
@@ -343,19 +402,26 @@ impl Launch {
                     assert_eq!(found, weight(from, token, k), "weight {k} of row {row}");
                 }
                 for column in 0..HIDDEN {
-                    let at = memory.row(batch, from, slot).wrapping_add(column);
-                    // SAFETY: a row of the window has the column.
-                    let found = unsafe { mem::read(at) };
+                    let found = if mixture.is_staged() {
+                        f32::from_bits(batch.out.get(row * HIDDEN + column))
+                    } else {
+                        let at = memory.row(batch, from, slot).wrapping_add(column);
+                        // SAFETY: a row of the window has the column.
+                        unsafe { mem::read(at) }
+                    };
                     let expected = element(from, self.round, token, column);
                     assert_eq!(found, expected, "element {column} of row {row}");
                 }
             }
-            for item in tokens.len() * meta.each..most * meta.each {
-                let id = batch
-                    .meta
-                    .get(meta.ids_at + from as usize * most * meta.each + item);
-                assert_eq!(id, NONE, "item {item} of rank {from}");
+            let end = match mixture.is_staged() {
+                true if from + 1 < memory.ranks => first + tokens.len(),
+                true => meta.rows,
+                false => first + most,
+            };
+            for item in (first + tokens.len()) * meta.each..end * meta.each {
+                assert_eq!(batch.meta.get(meta.ids_at + item), NONE, "item {item}");
             }
+            first = end;
         }
     }
 

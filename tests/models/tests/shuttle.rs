@@ -99,6 +99,7 @@ mod models {
         }
         entries.extend(blocks_and_queues());
         entries.extend(experts());
+        entries.extend(staged_experts());
         entries.extend(masking_experts());
         for (name, op, count) in [
             ("packets", Op::Packet, 6),
@@ -205,7 +206,12 @@ mod models {
             layout,
             batches: 2,
             tokens: Tokens::Varied,
+            staging: 0,
         };
+        moe_of(mixture, config, blocks, launches)
+    }
+
+    fn moe_of(mixture: Mixture, config: Config, blocks: Blocks, launches: &[Launch]) -> Scenario {
         let config = Config {
             mixture: Some(mixture),
             ..config
@@ -262,6 +268,63 @@ mod models {
                     Bound::Random(schedules),
                     moe(flags, config, machine, &launches),
                 ));
+            }
+        }
+        entries
+    }
+
+    /// Returns launches of a mixture of experts with staging for two tokens of a block. Each
+    /// operation has as many rounds as its block with the most tokens may need.
+    fn staged_moe(layout: MoeFlags, config: Config, blocks: Blocks, faulty: bool) -> Scenario {
+        let mixture = Mixture {
+            local_experts: 2,
+            top_k: 3,
+            max_tokens: 7,
+            capacity: 21 * config.ranks,
+            layout,
+            batches: 1,
+            tokens: Tokens::Varied,
+            staging: 2,
+        };
+        let rounds = 7usize.div_ceil(config.blocks as usize).div_ceil(2);
+        let mut launches = Vec::new();
+        for round in 1..4 {
+            let (dispatch, combine) = (Launch::dispatch(round), Launch::combine(round));
+            launches.extend(dispatch.staged(rounds));
+            launches.extend(combine.staged(rounds));
+            if round == 2 {
+                let mut again = combine.pass(1).staged(rounds);
+                if faulty {
+                    // As if there had been a dispatch.
+                    again[0] = again[0].with_fault(Injected::Step(3));
+                }
+                launches.extend(again);
+                launches.extend(dispatch.staged(rounds));
+            }
+        }
+        moe_of(mixture, config, blocks, &launches)
+    }
+
+    /// Dispatch and combine in rounds.
+    fn staged_experts() -> Vec<Entry> {
+        let mut entries = Vec::new();
+        for (layout, flags) in LAYOUTS {
+            for (ranks, blocks, lanes, schedules) in
+                [(3, 1, 1, 200), (4, 2, 1, 60), (2, 1, 4, 20), (3, 2, 2, 20)]
+            {
+                let machine = match lanes {
+                    1 => Blocks::Single,
+                    _ => Blocks::Lanes,
+                };
+                let config = Config {
+                    blocks,
+                    ..config(ranks, lanes)
+                };
+                let name = format!(
+                    "moe: rounds, {layout}, {ranks} ranks x {blocks} blocks x {lanes} lanes"
+                );
+                let scenario = staged_moe(flags, config, machine, false);
+                entries.push(Entry::model(&name, Bound::Random(schedules), scenario));
             }
         }
         entries
@@ -365,6 +428,12 @@ mod models {
                     moe(flags, config(3, 1), Blocks::Single, &launches),
                 ));
             }
+        }
+        for (layout, flags) in LAYOUTS {
+            let name =
+                format!("control: moe: rounds of combine twice without a handshake, {layout}");
+            let scenario = staged_moe(flags, config(3, 1), Blocks::Single, true);
+            entries.push(Entry::control(&name, bound, None, scenario));
         }
         entries
     }

@@ -69,13 +69,13 @@ pub(super) const CASES: [Case; 4] = [
     Case {
         calls: 1,
         failing: 3,
-        kernel: "moe_combine_f32",
+        kernel: "moe_combine",
     },
     // Before its combine_send.
     Case {
         calls: 2,
         failing: 3,
-        kernel: "moe_combine_f32",
+        kernel: "moe_combine",
     },
     // After its combine_send: the other ranks get its results, and fail in the next dispatch.
     Case {

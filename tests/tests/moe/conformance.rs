@@ -5,8 +5,8 @@ use core::time::Duration;
 
 use fusewire::{Bf16, Communicator, Element, F16, MissingRanks, MoePayload, MoeScales};
 use fusewire_tests::moe::{
-    GROUP, Inputs, LAYOUTS, MoeCase, Routing, check_dispatched, expected, list, payload, run,
-    settings,
+    GROUP, Inputs, LAYOUTS, MoeCase, Routing, check_dispatched, expected, list, payload, rounds,
+    run, settings,
 };
 use fusewire_tests::process::Host;
 use fusewire_tests::rng::Rng;
@@ -26,6 +26,23 @@ fn every_number_of_ranks() {
     for ranks in 1..=8 {
         let cases = sample(ranks, if ranks <= 4 { 1 } else { 5 });
         run_cases(Setup::new(ranks), &cases, 4);
+    }
+}
+
+#[test]
+fn high_throughput() {
+    for (ranks, blocks, step) in [(1, 1, 3), (2, 1, 1), (3, 3, 1), (4, 2, 3), (8, 1, 7)] {
+        let setup = Setup {
+            blocks,
+            ..Setup::new(ranks)
+        };
+        let cases = sample(ranks, step).into_iter().enumerate();
+        let cases: Vec<MoeCase> = cases
+            .filter(|(_, case)| !case.is_staged())
+            .map(|(i, case)| case.staged([1, 2, 5, 16, 200][i % 5]))
+            .collect();
+        run_cases(setup, &cases, 3);
+        run_cases(setup, &rounds(ranks), 4);
     }
 }
 
@@ -73,8 +90,8 @@ fn lanes_as_threads() {
         cases.extend(
             settings(ranks)
                 .into_iter()
-                .skip(ranks as usize % 2)
-                .step_by(2),
+                .skip(ranks as usize % 3)
+                .step_by(3),
         );
         cases.extend(LAYOUTS.map(|layout| MoeCase {
             layout,

@@ -1,7 +1,8 @@
 //! Configuration of a mixture of experts.
 
 use fusewire::{
-    DType, MissingRanks, MoeConfig, MoeLayout, MoePayload, MoeReceived, MoeScales, MoeScalesLayout,
+    DType, MissingRanks, MoeConfig, MoeLayout, MoeMode, MoePayload, MoeReceived, MoeResults,
+    MoeScales, MoeScalesLayout,
 };
 
 use crate::error::{Outcome, argument};
@@ -21,7 +22,8 @@ pub struct FusewireMoeConfig {
     pub hidden: u64,
     /// Maximum number of tokens of a rank.
     pub max_tokens: u64,
-    /// Maximum number of rows of a rank in expert-major order; 0 for all that can arrive.
+    /// Maximum number of rows of a rank in expert-major order or in high throughput mode; 0 for all
+    /// that can arrive.
     pub capacity: u64,
     /// In expert-major order, the rows of each expert start at a multiple of this number; 0 for 1.
     pub alignment: u64,
@@ -43,6 +45,12 @@ pub struct FusewireMoeConfig {
     pub flags: u32,
     /// Time in seconds after which a rank does not send in time; 0 for the communicator's.
     pub timeout_seconds: f64,
+    /// Low latency or high throughput.
+    pub mode: u32,
+    /// Form in which results are sent.
+    pub results: u32,
+    /// In high throughput mode, the tokens of a rank that are sent in a round; 0 for 512.
+    pub staging: u64,
 }
 
 // SAFETY: all fields are integers, floats or pointers, for which every bit pattern is valid. The
@@ -122,6 +130,25 @@ pub(super) unsafe fn config_of(
             ));
         }
     };
+    config.mode = match given.mode {
+        n::FUSEWIRE_MOE_LOW_LATENCY => MoeMode::LowLatency,
+        n::FUSEWIRE_MOE_HIGH_THROUGHPUT => MoeMode::HighThroughput,
+        other => {
+            return refuse(format!(
+                "mode {other} is unknown (FUSEWIRE_MOE_LOW_LATENCY, ...)"
+            ));
+        }
+    };
+    config.results = match given.results {
+        n::FUSEWIRE_MOE_RESULTS_SAME => MoeResults::Same,
+        n::FUSEWIRE_MOE_RESULTS_FP8 => MoeResults::Fp8,
+        other => {
+            return refuse(format!(
+                "results {other} is unknown (FUSEWIRE_MOE_RESULTS_SAME, ...)"
+            ));
+        }
+    };
+    config.staging = (given.staging != 0).then(|| size(given.staging));
     config.capacity = (given.capacity != 0).then(|| size(given.capacity));
     if given.alignment != 0 {
         config.alignment = size(given.alignment);

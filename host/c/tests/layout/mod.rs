@@ -150,7 +150,7 @@ impl Lines {
             chunk input output ready_flags);
         fields!(lines, "fusewire_moe_config" FusewireMoeConfig: struct_size experts top_k hidden
             max_tokens capacity alignment dtype payload scale_dtype layout in_flight local_experts
-            blocks flags timeout_seconds);
+            blocks flags timeout_seconds mode results staging);
         fields!(lines, "fusewire_moe_info" FusewireMoeInfo: struct_size rows results x_stride
             scales_stride row_bytes bytes local_experts blocks);
         fields!(lines, "fusewire_moe_dispatched" FusewireMoeDispatched: struct_size moe number
@@ -185,6 +185,8 @@ impl Lines {
             FUSEWIRE_SCALE_NONE FUSEWIRE_SCALE_STATIC FUSEWIRE_SCALE_ROWS FUSEWIRE_SCALE_GROUPS
             FUSEWIRE_SCALE_GROUP FUSEWIRE_VOCAB_DEPENDENT
             FUSEWIRE_MOE_PAYLOAD_SAME FUSEWIRE_MOE_PAYLOAD_FP8
+            FUSEWIRE_MOE_RESULTS_SAME FUSEWIRE_MOE_RESULTS_FP8
+            FUSEWIRE_MOE_LOW_LATENCY FUSEWIRE_MOE_HIGH_THROUGHPUT
             FUSEWIRE_MOE_EXPERT_MAJOR FUSEWIRE_MOE_RANK_MAJOR FUSEWIRE_MOE_MASK_MISSING
             FUSEWIRE_MOE_COLUMN_SCALES FUSEWIRE_MOE_DEQUANTIZE);
         functions!(lines:

@@ -9,6 +9,9 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::submit::invalid;
 
+/// Default of [`MoeConfig::staging`].
+const STAGING: usize = 512;
+
 /// Maximum number of experts of a token.
 const MAX_TOP_K: u32 = 16;
 
@@ -25,6 +28,33 @@ pub enum MoePayload {
     /// an element is `x * (448 / a)` in f32, rounded to the nearest, ties to even, saturating. A
     /// NaN makes all 128 elements and the scale NaN.
     Fp8(MoeScales),
+}
+
+/// Form in which results are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MoeResults {
+    /// In the input's type.
+    #[default]
+    Same,
+    /// In fp8 E4M3, with an f32 scale for each 128 elements, as in [`MoePayload::Fp8`]. Combine
+    /// adds `weight * (element * scale)`.
+    Fp8,
+}
+
+/// What dispatch and combine are made for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MoeMode {
+    /// Few tokens, as in decoding. A rank sends all rows at once, and peers have room for as many
+    /// as can arrive. Each operation is one launch, and has two halves between which the caller can
+    /// compute.
+    #[default]
+    LowLatency,
+    /// Many tokens, as in prefill. The ranks first exchange the numbers of rows. Then rows and
+    /// results pass through [staging](MoeConfig::staging) in rounds, each of which is a launch. The
+    /// operations have no halves.
+    HighThroughput,
 }
 
 /// Type of the scales of fp8.
@@ -101,7 +131,7 @@ pub enum MoeLayout {
     /// A row for each selection, expert by expert: the copies that a grouped GEMM needs.
     #[default]
     ExpertMajor,
-    /// A row for each token, rank by rank, where the tokens have arrived.
+    /// A row for each token, rank by rank: in low latency mode where the tokens have arrived.
     RankMajor,
 }
 
@@ -118,14 +148,22 @@ pub struct MoeConfig {
     /// Maximum number of tokens of a rank.
     pub max_tokens: usize,
     /// Maximum number of rows of a rank in expert-major order, including those that the alignment
-    /// adds. `None` (default) is as many as can arrive. With fewer, the ranks exchange the numbers
-    /// of rows before the rows, which takes two more messages; if the rows of any rank exceed the
-    /// capacity, dispatch fails on all ranks before any row moves.
+    /// adds, or in high throughput mode. `None` (default) is as many as can arrive. With fewer, the
+    /// ranks agree on the numbers of rows before the rows, which takes one or two more messages; if
+    /// the rows of any rank exceed the capacity, dispatch fails on all ranks before any row moves.
     pub capacity: Option<usize>,
+    /// What dispatch and combine are made for.
+    pub mode: MoeMode,
+    /// In high throughput mode, the tokens of a rank that are sent in a round: at least 1 for each
+    /// block. A rank has staging for the rows of two rounds from each rank, and for the results of
+    /// two rounds. `None` (default) is 512.
+    pub staging: Option<usize>,
     /// Type of the tokens and results: bf16 (default), f16 or f32.
     pub input: DType,
     /// Form in which tokens are sent.
     pub payload: MoePayload,
+    /// Form in which results are sent.
+    pub results: MoeResults,
     /// Order of the scales, if tokens are sent in fp8.
     pub scales_layout: MoeScalesLayout,
     /// Type of the rows that a rank receives, if tokens are sent in fp8.
@@ -162,8 +200,11 @@ impl MoeConfig {
             hidden,
             max_tokens,
             capacity: None,
+            mode: MoeMode::LowLatency,
+            staging: None,
             input: DType::Bf16,
             payload: MoePayload::Same,
+            results: MoeResults::Same,
             scales_layout: MoeScalesLayout::RowMajor,
             received: MoeReceived::AsSent,
             layout: MoeLayout::ExpertMajor,
@@ -176,10 +217,24 @@ impl MoeConfig {
         }
     }
 
-    /// Sets the maximum number of rows of a rank in expert-major order.
+    /// Sets the maximum number of rows of a rank.
     #[must_use]
     pub fn capacity(mut self, rows: usize) -> Self {
         self.capacity = Some(rows);
+        self
+    }
+
+    /// Sets what dispatch and combine are made for.
+    #[must_use]
+    pub fn mode(mut self, mode: MoeMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Sets the tokens of a rank that are sent in a round, in high throughput mode.
+    #[must_use]
+    pub fn staging(mut self, tokens: usize) -> Self {
+        self.staging = Some(tokens);
         self
     }
 
@@ -194,6 +249,13 @@ impl MoeConfig {
     #[must_use]
     pub fn payload(mut self, payload: MoePayload) -> Self {
         self.payload = payload;
+        self
+    }
+
+    /// Sets the form in which results are sent.
+    #[must_use]
+    pub fn results(mut self, results: MoeResults) -> Self {
+        self.results = results;
         self
     }
 
@@ -261,7 +323,7 @@ impl MoeConfig {
     }
 
     /// Returns the words that must be equal on all ranks.
-    pub(super) fn words(&self) -> [u64; 16] {
+    pub(super) fn words(&self) -> [u64; 19] {
         let payload = match self.payload {
             MoePayload::Same => 0,
             MoePayload::Fp8(MoeScales::F32) => 1,
@@ -284,6 +346,9 @@ impl MoeConfig {
             u64::from(self.received == MoeReceived::Dequantized),
             u64::from(self.missing_ranks == MissingRanks::Mask),
             self.timeout.map_or(u64::MAX, |time| time.as_nanos() as u64),
+            u64::from(self.mode == MoeMode::HighThroughput),
+            self.staging.map_or(u64::MAX, |tokens| tokens as u64),
+            u64::from(self.results == MoeResults::Fp8),
         ]
     }
 
@@ -302,6 +367,8 @@ impl MoeConfig {
         let scales = [", row-major scales", ", column-major scales"];
         let received = ["", ", dequantized"];
         let missing = ["fail", "are masked"];
+        let modes = ["low latency", "high throughput"];
+        let results = ["", ", results in fp8"];
         let chosen = |names: &[&'static str], word: usize| {
             names.get(words[word] as usize).copied().unwrap_or("?")
         };
@@ -310,9 +377,11 @@ impl MoeConfig {
             _ => format!("{}{}", chosen(&scales, 12), chosen(&received, 13)),
         };
         format!(
-            "{} experts, top {}, hidden {}, {} tokens, capacity {}, {} in {}{form}, {} rows \
-             aligned to {}, {} micro-batches, {} local experts, {} blocks, missing ranks {}, \
-             timeout {} ns",
+            "{}, staging {}, {} experts, top {}, hidden {}, {} tokens, capacity {}, {} in \
+             {}{form}{}, {} rows aligned to {}, {} micro-batches, {} local experts, {} blocks, \
+             missing ranks {}, timeout {} ns",
+            chosen(&modes, 16),
+            optional(words[17]),
             words[0],
             words[1],
             words[2],
@@ -320,6 +389,7 @@ impl MoeConfig {
             optional(words[4]),
             DType::from_code(words[5] as u8).map_or("?", DType::name),
             chosen(&payload, 6),
+            chosen(&results, 18),
             chosen(&layout, 7),
             words[8],
             words[9],
@@ -359,9 +429,9 @@ impl MoeConfig {
                 self.input.name()
             ));
         }
-        let unit = match self.payload {
-            MoePayload::Same => 8,
-            MoePayload::Fp8(_) => GROUP,
+        let unit = match (self.payload, self.results) {
+            (MoePayload::Same, MoeResults::Same) => 8,
+            _ => GROUP,
         };
         if hidden == 0 || !hidden.is_multiple_of(unit) || hidden > 1 << 20 {
             return refuse(format!(
@@ -369,7 +439,6 @@ impl MoeConfig {
             ));
         }
         let is_fp8 = matches!(self.payload, MoePayload::Fp8(_));
-        let is_expert_major = self.layout == MoeLayout::ExpertMajor;
         for (is_set, what) in [
             (
                 self.scales_layout == MoeScalesLayout::ColumnMajor,
@@ -380,11 +449,19 @@ impl MoeConfig {
                 "dequantized rows",
             ),
         ] {
-            if is_set && !(is_fp8 && is_expert_major) {
+            if is_set && !(is_fp8 && self.copies_rows()) {
                 return refuse(format!(
-                    "{what} need fp8 payload and expert-major order, in which dispatch copies rows"
+                    "{what} need fp8 payload, and expert-major order or high throughput mode, in \
+                     which dispatch copies rows"
                 ));
             }
+        }
+        let is_staged = self.mode == MoeMode::HighThroughput;
+        if is_staged && self.missing_ranks == MissingRanks::Mask {
+            return refuse("missing ranks can be masked only in low latency mode".to_owned());
+        }
+        if self.staging.is_some() && !is_staged {
+            return refuse("staging is for high throughput mode".to_owned());
         }
         if !(1..=2).contains(&self.in_flight) {
             return refuse(format!(
@@ -419,13 +496,15 @@ impl MoeConfig {
             ));
         }
         // All numbers of rows, selections and words must fit 32 bits.
-        let items = (max_tokens as u64)
-            .saturating_mul(u64::from(ranks))
-            .saturating_mul(u64::from(top_k));
+        let tokens = (max_tokens as u64).saturating_mul(u64::from(ranks));
+        let items = tokens.saturating_mul(u64::from(top_k));
         let padding = (alignment as u64 - 1).saturating_mul(u64::from(local_experts));
-        let worst = items.saturating_add(padding);
+        let worst = match self.layout {
+            MoeLayout::RankMajor if is_staged => tokens,
+            _ => items.saturating_add(padding),
+        };
         let capacity = self.capacity.map_or(worst, |rows| rows as u64);
-        if worst > 1 << 30 || capacity > 1 << 30 {
+        if items > 1 << 30 || worst > 1 << 30 || capacity > 1 << 30 {
             return refuse(format!(
                 "{max_tokens} tokens of each of {ranks} ranks with {top_k} experts, capacity \
                  {capacity}: more than 2^30 rows"
@@ -441,6 +520,7 @@ impl MoeConfig {
                 MoeFlags::EXPERT_MAJOR.with(MoeFlags::BOUNDED)
             }
             MoeLayout::ExpertMajor => MoeFlags::EXPERT_MAJOR,
+            MoeLayout::RankMajor if is_staged && capacity < worst => MoeFlags::BOUNDED,
             MoeLayout::RankMajor => MoeFlags::default(),
         };
         let mut flags = form.with(layout);
@@ -454,11 +534,28 @@ impl MoeConfig {
                 MoeFlags::DEQUANTIZE,
             ),
             (self.missing_ranks == MissingRanks::Mask, MoeFlags::MASK),
+            (is_fp8, MoeFlags::FP8),
+            (self.results == MoeResults::Fp8, MoeFlags::FP8_RESULTS),
+            (self.input == DType::Bf16, MoeFlags::BF16),
+            (self.input == DType::F16, MoeFlags::F16),
         ] {
             if is_set {
                 flags = flags.with(flag);
             }
         }
+        let staging = match self.mode {
+            MoeMode::LowLatency => 0,
+            // More than all tokens would only waste memory.
+            MoeMode::HighThroughput => {
+                let tokens = self.staging.unwrap_or(STAGING).min(max_tokens);
+                tokens.div_ceil(blocks as usize).max(1) as u32
+            }
+        };
+        let result = match self.results {
+            MoeResults::Same => hidden * self.input.size() / 4,
+            // Multiples of 16 bytes.
+            MoeResults::Fp8 => hidden / 4 + (hidden / GROUP).next_multiple_of(4),
+        };
         let shape = MoeShape {
             experts,
             top_k,
@@ -470,8 +567,15 @@ impl MoeConfig {
             capacity: capacity as u32,
             alignment: alignment as u32,
             flags,
+            result: result as u32,
+            staging,
         };
         Ok((shape, blocks))
+    }
+
+    /// Returns true if dispatch copies the rows from where they arrive.
+    pub(super) fn copies_rows(&self) -> bool {
+        self.layout == MoeLayout::ExpertMajor || self.mode == MoeMode::HighThroughput
     }
 
     /// Returns the type of the rows that a rank receives.

@@ -8,13 +8,12 @@ use std::sync::Arc;
 use fusewire_device::DType;
 use fusewire_device::native::{Buffer, KernelArguments};
 use fusewire_kernels::moe::{
-    MOE_COMBINE_BF16, MOE_COMBINE_F16, MOE_COMBINE_F32, MOE_DISPATCH, MOE_DISPATCH_FP8_BF16,
-    MOE_DISPATCH_FP8_F16, MOE_DISPATCH_FP8_F32, Meta, MoeCombine, MoeDispatch, MoeDispatchFp8,
-    MoeFlags, MoeShape, place,
+    MOE_COMBINE, MOE_DISPATCH, Meta, MoeCombine, MoeDispatch, MoeFlags, MoeShape, place,
 };
 
 pub use self::config::{
-    MissingRanks, MoeConfig, MoeLayout, MoePayload, MoeReceived, MoeScales, MoeScalesLayout,
+    MissingRanks, MoeConfig, MoeLayout, MoeMode, MoePayload, MoeReceived, MoeResults, MoeScales,
+    MoeScalesLayout,
 };
 use super::Communicator;
 use super::kernel::KernelLaunch;
@@ -53,16 +52,16 @@ pub struct MoeInfo {
 /// The tokens that a rank has received for its experts, from [`Moe::dispatch`].
 ///
 /// The tensors belong to the micro-batch, and every dispatch of the micro-batch overwrites them.
-/// Their contents are valid until the next dispatch; in rank-major order, `x` and `scales` are
-/// valid until the next combine. Operations on other streams are ordered like other accesses to
-/// tensors. In rank-major order, `x` and `scales` are ranges of the memory in which rows arrive:
-/// the caller must not write between their rows, because combine reads what is there.
+/// Their contents are valid until the next dispatch; in rank-major order in low latency mode, `x`
+/// and `scales` are valid until the next combine, and ranges of the memory in which rows arrive:
+/// the caller must not write between their rows, because combine reads what is there. Operations on
+/// other streams are ordered like other accesses to tensors.
 ///
 /// | | expert-major | rank-major |
 /// |---|---|---|
-/// | row | one for each selection of an expert of this rank, in the order of expert, rank, token, selection | one for each token with an expert of this rank: row `rank * max_tokens + i` is that of the rank's i-th such token |
+/// | row | one for each selection of an expert of this rank, in the order of expert, rank, token, selection | one for each token with an expert of this rank, in the order of rank and token: in low latency mode, row `rank * max_tokens + i` is that of the rank's i-th such token; in high throughput mode the rows of each rank follow those of the rank before it |
 /// | `counts` | rows of each expert | rows from each rank |
-/// | `offsets` | first row of each expert, and the end of the last one | `None` |
+/// | `offsets` | first row of each expert, and the end of the last one | in high throughput mode the first row of each rank, and the end of the last one; otherwise `None` |
 /// | `ids` | the expert of each row; -1 for rows without a token | `top_k` experts for each row; -1 for those of other ranks, and for rows without a token |
 /// | `weights` | the weight of each row | `top_k` weights for each row |
 ///
@@ -100,8 +99,8 @@ struct Batch {
     results: Window,
     own: Tensor,
     meta: Tensor,
-    /// Rows and their scales, as words, in expert-major order; otherwise the window, which the
-    /// launch writes.
+    /// Copies of the rows and their scales, as words; without copies the window, which the launch
+    /// writes.
     out: Tensor,
     missing: Tensor,
     /// Tensor without elements, for the arguments that a half does not use.
@@ -147,12 +146,13 @@ struct Batch {
 ///
 /// Each operation has two halves, between which the caller can compute:
 /// [`Moe::dispatch_send`] and [`Moe::dispatch_receive`], [`Moe::combine_send`] and
-/// [`Moe::combine_receive`]. With [`MoeConfig::in_flight`] of 2, the halves of two micro-batches
-/// can alternate ([`Moe::micro_batch`]). All ranks call the same operations in the same order.
+/// [`Moe::combine_receive`] ([`MoeMode::LowLatency`]). With [`MoeConfig::in_flight`] of 2, the
+/// halves of two micro-batches can alternate ([`Moe::micro_batch`]). All ranks call the same
+/// operations in the same order.
 ///
 /// # Results
-/// They are bitwise identical in every run, with any number of blocks, in both layouts, with and
-/// without graphs. Rows are in the order of source rank and token. Combine computes
+/// They are bitwise identical in every run, with any number of blocks, in both layouts and modes,
+/// with and without graphs. Rows are in the order of source rank and token. Combine computes
 /// `0 + weight * result + weight * result ..` in the order of a token's selections, in f32, without
 /// fused multiply-add, and rounds once.
 #[derive(Clone, Debug)]
@@ -207,13 +207,13 @@ impl Moe {
             .collect();
         let rows = shape.result_rows(ranks);
         let is_expert_major = config.layout == MoeLayout::ExpertMajor;
-        let x_stride = match is_expert_major {
+        let x_stride = match config.copies_rows() {
             true => config.hidden,
             false => 4 * shape.row_stride() / config.received_type().size(),
         };
         let scale_words = match config.scales_layout {
             MoeScalesLayout::ColumnMajor => shape.scales_column(),
-            MoeScalesLayout::RowMajor if is_expert_major => shape.scales as usize,
+            MoeScalesLayout::RowMajor if config.copies_rows() => shape.scales as usize,
             MoeScalesLayout::RowMajor => shape.row_stride(),
         };
         let info = MoeInfo {
@@ -253,7 +253,7 @@ impl Moe {
         let (memories, placement, tokens_per_expert, wait_ns, mask) = local;
         let mut batches: Vec<Arc<Batch>> = Vec::new();
         for memory in memories {
-            match Batch::new(comm, config, &shape, blocks, batches.len(), memory) {
+            match Batch::new(comm, &shape, blocks, batches.len(), memory) {
                 Ok(batch) => batches.push(Arc::new(batch)),
                 Err(error) => {
                     // The creation of a window fails on all ranks.
@@ -287,17 +287,8 @@ impl Moe {
 
     /// Loads the kernels on a GPU, where loading may wait for running kernels.
     fn warm_up(&self) -> Result<()> {
-        let config = &self.shared.config;
-        let (dispatch, combine) = match config.input {
-            DType::F32 => (&MOE_DISPATCH_FP8_F32, &MOE_COMBINE_F32),
-            DType::F16 => (&MOE_DISPATCH_FP8_F16, &MOE_COMBINE_F16),
-            _ => (&MOE_DISPATCH_FP8_BF16, &MOE_COMBINE_BF16),
-        };
-        match config.payload {
-            MoePayload::Same => self.comm.warm_up_kernel(&MOE_DISPATCH)?,
-            MoePayload::Fp8(_) => self.comm.warm_up_kernel(dispatch)?,
-        }
-        self.comm.warm_up_kernel(combine)?;
+        self.comm.warm_up_kernel(&MOE_DISPATCH)?;
+        self.comm.warm_up_kernel(&MOE_COMBINE)?;
         self.comm.outside_capture()?.barrier()
     }
 
@@ -615,6 +606,7 @@ impl MicroBatch {
     /// # Errors
     /// As [`MicroBatch::dispatch`].
     pub fn dispatch_send(&self, x: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Dispatched> {
+        self.check_halves("moe_dispatch", MoeFlags::SEND)?;
         let dispatched = self.dispatched(x, ids, weights)?;
         self.launch_dispatch(MoeFlags::SEND, Some(x), &dispatched)?;
         Ok(dispatched)
@@ -642,6 +634,7 @@ impl MicroBatch {
     /// # Errors
     /// As [`MicroBatch::redispatch`].
     pub fn redispatch_send(&self, x: &Tensor, previous: &Dispatched) -> Result<Dispatched> {
+        self.check_halves("moe_dispatch", MoeFlags::SEND)?;
         let dispatched = self.redispatched(x, previous)?;
         let halves = MoeFlags::SEND.with(MoeFlags::REUSE);
         self.launch_dispatch(halves, Some(x), &dispatched)?;
@@ -659,6 +652,7 @@ impl MicroBatch {
     /// # Errors
     /// As [`MicroBatch::dispatch`].
     pub fn dispatch_receive(&self, dispatched: &Dispatched) -> Result<()> {
+        self.check_halves("moe_dispatch", RECEIVE)?;
         self.check_own("moe_dispatch", dispatched)?;
         self.launch_dispatch(RECEIVE, None, dispatched)
     }
@@ -764,9 +758,9 @@ impl MicroBatch {
             0 => 0,
             rows => (rows - 1) * stride + last,
         };
-        let (x_at, scales_at) = match config.layout {
-            MoeLayout::ExpertMajor => (0, 4 * shape.scales_at()),
-            MoeLayout::RankMajor => {
+        let (x_at, scales_at) = match config.copies_rows() {
+            true => (0, 4 * shape.scales_at()),
+            false => {
                 let ranks = self.moe.comm.size() as usize;
                 let rows = shape.rows(0, ranks, info.blocks as usize);
                 (4 * rows, 4 * (rows + shape.payload as usize))
@@ -823,6 +817,25 @@ impl MicroBatch {
         core::iter::once(first).chain(second)
     }
 
+    /// Returns the rounds of as many tokens as a rank may have; 0 in low latency mode.
+    fn rounds(&self) -> usize {
+        let Shared { shape, info, .. } = &*self.moe.shared;
+        shape.rounds(shape.max_tokens as usize, info.blocks as usize)
+    }
+
+    /// Rejects one half of an operation in high throughput mode.
+    fn check_halves(&self, operation: &'static str, halves: MoeFlags) -> Result<()> {
+        if self.rounds() == 0 || halves.has(BOTH) {
+            return Ok(());
+        }
+        Err(invalid(
+            operation,
+            "high throughput mode has no halves, because a rank sends only as fast as the others \
+             receive; call dispatch or combine, or use low latency mode"
+                .to_owned(),
+        ))
+    }
+
     /// Launches dispatch. The receiving half has no `x`.
     fn launch_dispatch(
         &self,
@@ -830,6 +843,14 @@ impl MicroBatch {
         x: Option<&Tensor>,
         dispatched: &Dispatched,
     ) -> Result<()> {
+        if self.rounds() > 0 {
+            // The numbers of rows first; `halves` may also say that the routing is reused.
+            let count = halves.without(RECEIVE);
+            self.launch_dispatch_once(count, x, dispatched)?;
+            let round = BOTH.with(MoeFlags::ROUND);
+            return (0..self.rounds())
+                .try_for_each(|_| self.launch_dispatch_once(round, x, dispatched));
+        }
         self.launches(halves)
             .try_for_each(|halves| self.launch_dispatch_once(halves, x, dispatched))
     }
@@ -841,59 +862,29 @@ impl MicroBatch {
         dispatched: &Dispatched,
     ) -> Result<()> {
         let (moe, batch) = (&self.moe, &*self.batch);
-        let Shared { config, .. } = &*moe.shared;
-        let x = x.unwrap_or(&batch.none);
+        let shared = &*moe.shared;
         let (ids, weights) = &dispatched.selected;
-        let (shape, config_digest) = (moe.shape(halves), moe.digest(halves, batch));
-        let fp8 = match config.input {
-            DType::F32 => MOE_DISPATCH_FP8_F32,
-            DType::F16 => MOE_DISPATCH_FP8_F16,
-            _ => MOE_DISPATCH_FP8_BF16,
-        };
+        let launch = moe.launch(MoeDispatch {
+            rows: (&batch.rows).into(),
+            x: words(x.unwrap_or(&batch.none)),
+            ids: ids.into(),
+            weights: weights.into(),
+            placement: (&shared.placement).into(),
+            own: (&batch.own).into(),
+            meta: (&batch.meta).into(),
+            out: (&batch.out).into(),
+            tokens_per_expert: (&shared.tokens_per_expert).into(),
+            wait_ns: (&shared.wait_ns).into(),
+            mask: (&shared.mask).into(),
+            shape: moe.shape(halves),
+            config: moe.digest(halves, batch),
+        });
         // SAFETY: `dispatched` has checked that the tensors of the caller have the right types and
         // sizes, are aligned to 16 bytes, and do not overlap what the launch writes. The memories
-        // of the micro-batch do not overlap, except for `out`, which a launch in rank-major order
-        // does not access. `bind` orders launches by their accesses to tensors.
-        unsafe {
-            match config.payload {
-                MoePayload::Same => moe
-                    .launch(MoeDispatch {
-                        rows: (&batch.rows).into(),
-                        x: words(x),
-                        ids: ids.into(),
-                        weights: weights.into(),
-                        placement: (&moe.shared.placement).into(),
-                        own: (&batch.own).into(),
-                        meta: (&batch.meta).into(),
-                        out: (&batch.out).into(),
-                        tokens_per_expert: (&moe.shared.tokens_per_expert).into(),
-                        wait_ns: (&moe.shared.wait_ns).into(),
-                        mask: (&moe.shared.mask).into(),
-                        shape,
-                        config: config_digest,
-                    })
-                    .enqueue_unchecked(),
-                MoePayload::Fp8(_) => moe
-                    .launch(MoeDispatchFp8 {
-                        kernel: fp8,
-                        rows: (&batch.rows).into(),
-                        x: x.into(),
-                        ids: ids.into(),
-                        weights: weights.into(),
-                        placement: (&moe.shared.placement).into(),
-                        own: (&batch.own).into(),
-                        meta: (&batch.meta).into(),
-                        out: (&batch.out).into(),
-                        tokens_per_expert: (&moe.shared.tokens_per_expert).into(),
-                        wait_ns: (&moe.shared.wait_ns).into(),
-                        mask: (&moe.shared.mask).into(),
-                        shape,
-                        config: config_digest,
-                    })
-                    .enqueue_unchecked(),
-            }
-        }
-        .map(drop)
+        // of the micro-batch do not overlap, except for `out` in rank-major order, which a launch
+        // in low latency mode then does not access. `bind` orders launches by their accesses to
+        // tensors.
+        unsafe { launch.enqueue_unchecked() }.map(drop)
     }
 
     /// Launches combine. The sending half has no `out`, and the receiving half no `y`.
@@ -907,6 +898,7 @@ impl MicroBatch {
         const OPERATION: &str = "moe_combine";
         let (moe, batch) = (&self.moe, &*self.batch);
         let Shared { config, info, .. } = &*moe.shared;
+        self.check_halves(OPERATION, halves)?;
         self.check_own(OPERATION, dispatched)?;
         let (ids, weights) = &dispatched.selected;
         let tokens = ids.len() / config.top_k as usize;
@@ -919,6 +911,15 @@ impl MicroBatch {
             moe.check(OPERATION, ("out", out), config.input, count)?;
             let read = [("ids", ids), ("weights", weights), ("y", y.unwrap_or(ids))];
             moe.check_overlap(OPERATION, batch, &read, Some(("out", out)))?;
+        }
+        if self.rounds() > 0 {
+            return (0..self.rounds()).try_for_each(|round| {
+                let halves = match round {
+                    0 => halves.with(MoeFlags::FIRST),
+                    _ => halves,
+                };
+                self.launch_combine_once(halves, y, dispatched, out)
+            });
         }
         self.launches(halves)
             .try_for_each(|halves| self.launch_combine_once(halves, y, dispatched, out))
@@ -934,27 +935,22 @@ impl MicroBatch {
         let (moe, batch) = (&self.moe, &*self.batch);
         let config = &moe.shared.config;
         let (ids, weights) = &dispatched.selected;
-        let kernel = match config.input {
-            DType::F32 => MOE_COMBINE_F32,
-            DType::F16 => MOE_COMBINE_F16,
-            _ => MOE_COMBINE_BF16,
-        };
+        let none = &batch.none;
         let arguments = MoeCombine {
-            kernel,
             rows: (&batch.rows).into(),
             results: (&batch.results).into(),
-            y: y.unwrap_or(&batch.none).into(),
+            y: words(y.unwrap_or(none)),
             ids: ids.into(),
             weights: weights.into(),
             own: (&batch.own).into(),
             mask: (&moe.shared.mask).into(),
-            out: out.unwrap_or(&batch.none).into(),
+            out: words(out.unwrap_or(none)),
             missing: (&batch.missing).into(),
             shape: moe.shape(halves),
             config: moe.digest(halves, batch),
         };
         let mut launch = moe.launch(arguments);
-        if config.layout == MoeLayout::RankMajor && halves.has(MoeFlags::SEND) {
+        if !config.copies_rows() && halves.has(MoeFlags::SEND) {
             // Once they have the results, the peers may overwrite the rows.
             launch = launch.exposing(&batch.out);
         }
@@ -978,7 +974,7 @@ struct LocalMemory {
     meta: Tensor,
     none: Tensor,
     missing: Tensor,
-    /// Rows and scales in expert-major order.
+    /// Copies of the rows and their scales.
     copies: Option<Tensor>,
 }
 
@@ -986,8 +982,8 @@ impl LocalMemory {
     fn new(comm: &Communicator, config: &MoeConfig, shape: &MoeShape, blocks: u32) -> Result<Self> {
         let ranks = comm.size() as usize;
         let tensor = |count| comm.tensor(DType::U32, count);
-        let copies = match config.layout {
-            MoeLayout::ExpertMajor => {
+        let copies = match config.copies_rows() {
+            true => {
                 let elements = shape.capacity as usize * config.hidden;
                 let words = match config.scales_type() {
                     Some(_) => shape.scales_at() + shape.scales_words(),
@@ -995,7 +991,7 @@ impl LocalMemory {
                 };
                 Some(tensor(words)?)
             }
-            MoeLayout::RankMajor => None,
+            false => None,
         };
         Ok(Self {
             own: tensor(shape.own(ranks, blocks as usize).words)?,
@@ -1011,7 +1007,6 @@ impl Batch {
     /// Creates the windows of a micro-batch. All ranks must call this together.
     fn new(
         comm: &Communicator,
-        config: &MoeConfig,
         shape: &MoeShape,
         blocks: u32,
         index: usize,
@@ -1021,8 +1016,8 @@ impl Batch {
         let options = |signals| WindowOptions::new().signals(signals).counters(0);
         let rows = shape.window_words(ranks, blocks);
         let rows = comm.alloc_window(DType::U32, rows, options(4))?;
-        let results = shape.window_results(ranks) * config.hidden;
-        let results = match comm.alloc_window(config.input, results, options(1)) {
+        let results = shape.window_results(ranks, blocks) * shape.result as usize;
+        let results = match comm.alloc_window(DType::U32, results, options(2)) {
             Ok(results) => results,
             Err(error) => {
                 // The creation has failed on all ranks.

@@ -13,7 +13,7 @@ use fusewire_models::windows;
 use crate::models::{
     BOUNDED, CHANNELS, EXPERT_MAJOR, NETWORK, PACKETS, RANK_MAJOR, ROUNDS, SIGNALS, WORDS, cells,
     counted, grid, lanes_config, moe, moe_of_lanes, moe_without_room, packets_by_network, queue,
-    scenario, single, two, two_rounds,
+    scenario, single, staged_moe, two, two_rounds,
 };
 
 const BOUND: Bound = Bound::Preemptions(3);
@@ -391,6 +391,14 @@ fn experts() -> Vec<Entry> {
                 moe_of_lanes(flags, blocks),
             ));
         }
+    }
+    for (layout, flags) in layouts {
+        entries.push(Entry::control(
+            &format!("control: moe: rows of a round are read two rounds later, {layout}"),
+            BOUND,
+            None,
+            staged_moe(flags, Some(Injected::ReadsRows)),
+        ));
     }
     let bounded = Mixture {
         capacity: 1,

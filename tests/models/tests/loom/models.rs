@@ -6,7 +6,7 @@ use fusewire_kernels::fused::Route;
 use fusewire_kernels::moe::MoeFlags;
 use fusewire_models::memory_image::{Config, MemoryImage, Parts};
 use fusewire_models::mixture::{Mixture, Tokens};
-use fusewire_models::moe::Launch;
+use fusewire_models::moe::{Injected, Launch};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::scenario::{Blocks, InjectedFault, Scenario};
 use fusewire_models::step::{Memory, Op, Step};
@@ -836,6 +836,30 @@ pub(crate) fn moe<const N: usize>(mixture: Mixture, launches: [Launch; N]) -> Sc
     single(config, launches.map(moe_step).to_vec())
 }
 
+/// Returns launches of a mixture of experts with three tokens of each rank, in three rounds: two
+/// dispatches, with two combines between them. `fault` is an error of the third launch of a round.
+pub(crate) fn staged_moe(layout: MoeFlags, fault: Option<Injected>) -> Scenario {
+    let mixture = Mixture {
+        max_tokens: 3,
+        capacity: 6,
+        staging: 1,
+        ..Mixture::new(layout)
+    };
+    let config = Config {
+        mixture: Some(mixture),
+        ..two(SIGNALS)
+    };
+    let mut launches = Launch::dispatch(0).staged(3);
+    if let Some(fault) = fault {
+        launches[3] = launches[3].with_fault(fault);
+    } else {
+        launches.extend(Launch::combine(0).staged(3));
+        launches.extend(Launch::combine(0).pass(1).staged(3));
+        launches.extend(Launch::dispatch(1).staged(3));
+    }
+    single(config, launches.into_iter().map(moe_step).collect())
+}
+
 fn moe_step(launch: Launch) -> Step {
     Step::new(Op::Moe(launch), 0)
 }
@@ -980,6 +1004,14 @@ fn experts() -> Vec<Entry> {
         });
     }
     for (layout, flags) in [("expert-major", EXPERT_MAJOR), ("rank-major", RANK_MAJOR)] {
+        entries.push(
+            Entry::model(
+                &format!("moe: 2 dispatches and 2 combines of 3 rounds, {layout}, 2 ranks"),
+                Bound::Preemptions(1),
+                staged_moe(flags, None),
+            )
+            .within(20),
+        );
         entries.push(
             Entry::model(
                 &format!("moe: dispatch and combine, {layout}, 2 ranks x 2 lanes, weak barrier"),
