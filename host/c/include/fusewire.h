@@ -858,7 +858,8 @@ int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire
 #define FUSEWIRE_MOE_RANK_MAJOR 1   /* a row for each token with an expert of this rank, in the
                                        order of rank and token. In LOW_LATENCY mode, the i-th such
                                        token of rank r has row r * max_tokens + i; in
-                                       HIGH_THROUGHPUT mode, the rows of all ranks are contiguous. */
+                                       HIGH_THROUGHPUT mode, the rows of all ranks are
+                                       contiguous. */
 
 /* Flag: a rank that does not send within the timeout, or whose process has ended, does not fail the
    communicator. Instead, this rank masks the missing rank and continues without it: neither sends
