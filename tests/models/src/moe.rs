@@ -27,6 +27,44 @@ pub enum Injected {
     Step(u32),
     /// The program reads the rows that peers write.
     ReadsRows,
+    /// The next rank has sent a false number.
+    False(Number),
+}
+
+/// A number that a rank sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Number {
+    /// The rows of the rank, in its announcement.
+    Rows,
+    /// The first row of a block, in the announcement.
+    FirstRow,
+    /// The tokens of the rank, in the announcement.
+    Tokens,
+    /// The selections of an expert, in the announcement.
+    Selections,
+    /// The index of a selection, in the header of its row.
+    Index,
+    /// The number of the token, in the header of the row.
+    Token,
+}
+
+impl Number {
+    /// Returns the word of the window of rows that has the number for block 0.
+    fn word(self, memory: &Memory, rank: u32) -> usize {
+        let shape = memory.mixture.shape(memory.ranks, MoeFlags::default());
+        let (ranks, blocks) = (memory.ranks as usize, memory.blocks as usize);
+        let from = (rank as usize + 1) % ranks;
+        let announcement = shape.announcement(from, 0, blocks);
+        let header = shape.rows(from, ranks, blocks) + shape.header_at();
+        match self {
+            Self::Rows => announcement,
+            Self::FirstRow => announcement + 1,
+            Self::Tokens => announcement + 3,
+            Self::Selections => announcement + 4,
+            Self::Token => header,
+            Self::Index => header + 2,
+        }
+    }
 }
 
 /// A launch.
@@ -170,6 +208,12 @@ impl Launch {
                     // SAFETY: the window has a row from each rank.
                     unsafe { mem::read(memory.row(batch, from, 0)) };
                 }
+            }
+            Some(Injected::False(number)) => {
+                let at = batch.windows[0].cast::<u32>();
+                // SAFETY: the window has the word. All ranks have written it, and no rank writes it
+                // before the next dispatch.
+                unsafe { mem::write(at.wrapping_add(number.word(memory, rank)), u32::MAX) };
             }
             None => {}
         }
@@ -474,7 +518,8 @@ impl Launch {
                 assert_eq!(found, 0.0, "a row from rank {from} that does not fit");
             }
         }
-        if self.halves.has(MoeFlags::RECEIVE) {
+        let is_false = matches!(self.injected, Some(Injected::False(_)));
+        if self.halves.has(MoeFlags::RECEIVE) && !is_false {
             let outputs = match self.kernel {
                 Kernel::Dispatch => vec![batch.meta, batch.out],
                 Kernel::Combine => vec![batch.sums],

@@ -6,7 +6,7 @@ use fusewire_kernels::fused::Route;
 use fusewire_kernels::moe::MoeFlags;
 use fusewire_models::memory_image::{Config, MemoryImage, Parts};
 use fusewire_models::mixture::{Mixture, Tokens};
-use fusewire_models::moe::{Injected, Launch};
+use fusewire_models::moe::{Injected, Launch, Number};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::scenario::{Blocks, InjectedFault, Scenario};
 use fusewire_models::step::{Memory, Op, Step};
@@ -1201,6 +1201,39 @@ fn failing_experts() -> Vec<Entry> {
             .tick(100_000)
             .within(12),
         );
+    }
+    for number in [
+        Number::Rows,
+        Number::FirstRow,
+        Number::Tokens,
+        Number::Selections,
+        Number::Index,
+        Number::Token,
+    ] {
+        // Each rank sends one of its two tokens, to the other rank.
+        let mixture = Mixture {
+            max_tokens: 2,
+            capacity: 1,
+            tokens: Tokens::Alternating,
+            ..Mixture::new(EXPERT_MAJOR)
+        };
+        let mut launches = vec![
+            Launch::dispatch(1).wait(),
+            Launch::dispatch(1).interpret(),
+            Launch::combine(1),
+        ];
+        // The token only matters to combine.
+        let (faulty, kind) = match number {
+            Number::Token => (2, FailureKind::Index),
+            _ => (1, FailureKind::User),
+        };
+        launches[faulty] = launches[faulty].with_fault(Injected::False(number));
+        launches.truncate(faulty + 1);
+        entries.push(Entry::model(
+            &format!("moe: a false number arrives: {number:?}"),
+            Bound::Preemptions(1),
+            failing_moe(mixture, &launches).must_fail(kind),
+        ));
     }
     entries.push(
         Entry::model(
