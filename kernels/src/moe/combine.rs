@@ -442,24 +442,22 @@ impl Sum<'_> {
             }
         } else {
             // The loads of four results are in flight together, so they do not depend on the ids.
-            while item + 4 <= end {
+            // After the last selection, the last result is loaded again, but not added.
+            while item < end {
+                let last = end - 1;
+                let clamped = |item: usize| if item < last { item } else { last };
                 // SAFETY: as above.
                 unsafe {
                     let first = self.load::<M, R, N>(item, at);
-                    let second = self.load::<M, R, N>(item + 1, at);
-                    let third = self.load::<M, R, N>(item + 2, at);
-                    let fourth = self.load::<M, R, N>(item + 3, at);
+                    let second = self.load::<M, R, N>(clamped(item + 1), at);
+                    let third = self.load::<M, R, N>(clamped(item + 2), at);
+                    let fourth = self.load::<M, R, N>(clamped(item + 3), at);
                     first.add_to(&mut sum);
-                    second.add_to(&mut sum);
-                    third.add_to(&mut sum);
-                    fourth.add_to(&mut sum);
+                    second.only_if(item + 1 < end).add_to(&mut sum);
+                    third.only_if(item + 2 < end).add_to(&mut sum);
+                    fourth.only_if(item + 3 < end).add_to(&mut sum);
                 }
                 item += 4;
-            }
-            while item < end {
-                // SAFETY: as above.
-                unsafe { self.load::<M, R, N>(item, at) }.add_to(&mut sum);
-                item += 1;
             }
         }
         // SAFETY: the output has the elements of the token.
@@ -550,6 +548,16 @@ struct Weighted<T, const N: usize> {
 }
 
 impl<T: Element<Acc = f32>, const N: usize> Weighted<T, N> {
+    /// Returns the same part if `exists` is true, and otherwise one that is not added.
+    #[inline(always)]
+    fn only_if(self, exists: bool) -> Self {
+        let is_selected = self.is_selected && exists;
+        Self {
+            is_selected,
+            ..self
+        }
+    }
+
     #[inline(always)]
     fn add_to(self, sum: &mut [f32; N]) {
         if self.is_selected {

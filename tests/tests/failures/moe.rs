@@ -1,14 +1,13 @@
-//! Tests ranks that are killed or stopped between the halves of mixture-of-experts operations. The
-//! other ranks get what the rank has sent, and their next wait for it names the rank.
+//! Tests ranks that are killed or stopped between the halves of mixture-of-experts operations, or
+//! between the operations in high throughput mode. The other ranks get what the rank has sent, and
+//! their next wait for it names the rank.
 
 use core::time::Duration;
 use std::os::unix::process::ExitStatusExt;
 use std::thread;
 use std::time::Instant;
 
-use fusewire::{
-    Communicator, DType, Device, Dispatched, Error, MissingRanks, Moe, MoeLayout, Options,
-};
+use fusewire::{Communicator, DType, Device, Dispatched, Error, Moe, MoeLayout, Options};
 use fusewire_tests::moe::{
     Buffers, Expert, MoeCase, check_dispatched, expected, inputs, outputs, results,
 };
@@ -30,21 +29,27 @@ pub(super) const VICTIM: u32 = 1;
 /// Variable with the number of calls that the victim makes.
 pub(super) const CALLS: &str = "FUSEWIRE_TEST_CALLS";
 
-/// The calls of a round, in this order.
+/// A call of a round.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Half {
+pub(super) enum Call {
     DispatchSend,
     DispatchReceive,
     CombineSend,
     CombineReceive,
+    Dispatch,
+    Combine,
 }
 
-pub(super) const HALVES: [Half; 4] = [
-    Half::DispatchSend,
-    Half::DispatchReceive,
-    Half::CombineSend,
-    Half::CombineReceive,
+/// The calls of a round in low latency mode, in this order.
+pub(super) const HALVES: [Call; 4] = [
+    Call::DispatchSend,
+    Call::DispatchReceive,
+    Call::CombineSend,
+    Call::CombineReceive,
 ];
+
+/// The calls of a round in high throughput mode, in this order.
+const OPERATIONS: [Call; 2] = [Call::Dispatch, Call::Combine];
 
 /// A number of calls that the victim makes, and how the other ranks fail. Calls are numbered from 0
 /// over all rounds.
@@ -58,6 +63,7 @@ pub(super) struct Case {
     kernel: &'static str,
 }
 
+/// Cases of the halves.
 pub(super) const CASES: [Case; 4] = [
     // Before its dispatch_send.
     Case {
@@ -85,10 +91,48 @@ pub(super) const CASES: [Case; 4] = [
     },
 ];
 
+/// Cases of the operations in high throughput mode.
+const OPERATION_CASES: [Case; 3] = [
+    // Before its dispatch.
+    Case {
+        calls: 0,
+        failing: 0,
+        kernel: "moe_dispatch",
+    },
+    // After its dispatch: the other ranks get its tokens.
+    Case {
+        calls: 1,
+        failing: 1,
+        kernel: "moe_combine",
+    },
+    // After its combine: the other ranks get its results.
+    Case {
+        calls: 2,
+        failing: 2,
+        kernel: "moe_dispatch",
+    },
+];
+
+/// Returns the settings of a layer in low latency mode.
+pub(super) const fn low_latency(layout: MoeLayout) -> MoeCase {
+    MoeCase {
+        input: DType::F32,
+        layout,
+        ..MoeCase::new(6, 2, 16, 9)
+    }
+}
+
+/// Returns the settings of a layer in high throughput mode, with three rounds.
+fn high_throughput(layout: MoeLayout) -> MoeCase {
+    low_latency(layout).staged(4)
+}
+
 /// A layer on a rank.
 pub(super) struct Layer<'a> {
     comm: &'a Communicator,
     pub(super) case: MoeCase,
+    /// The calls of a round.
+    calls: &'static [Call],
     pub(super) moe: Moe,
     buffers: Buffers,
     dispatched: Option<Dispatched>,
@@ -97,52 +141,71 @@ pub(super) struct Layer<'a> {
 impl<'a> Layer<'a> {
     pub(super) fn new(
         comm: &'a Communicator,
-        layout: MoeLayout,
-        missing_ranks: MissingRanks,
+        case: MoeCase,
         timeout: Duration,
     ) -> fusewire::Result<Self> {
-        let case = MoeCase {
-            input: DType::F32,
-            layout,
-            missing_ranks,
-            ..MoeCase::new(6, 2, 16, 9)
+        let calls: &[Call] = match case.is_staged() {
+            true => &OPERATIONS,
+            false => &HALVES,
         };
         let moe = Moe::new(comm, &case.config().timeout(timeout))?;
         let buffers = Buffers::new(comm, &case, moe.info())?;
         Ok(Self {
             comm,
             case,
+            calls,
             moe,
             buffers,
             dispatched: None,
         })
     }
 
-    /// Returns the result of the last `dispatch_send`.
+    /// Returns the result of the last `dispatch` or `dispatch_send`.
     fn dispatched(&self) -> &Dispatched {
         self.dispatched.as_ref().expect("a round begins with it")
+    }
+
+    /// Returns call number `call`, and its round.
+    fn find(&self, call: usize) -> (Call, usize) {
+        let count = self.calls.len();
+        (self.calls[call % count], call / count)
+    }
+
+    /// Writes the results of the experts in round `round`.
+    fn write_results(&self, round: usize) -> fusewire::Result<()> {
+        let (case, count) = (&self.case, self.moe.info().results);
+        let expected = expected(case, self.comm.size(), self.comm.rank(), round);
+        let y = results(case, &expected, count, expert(round));
+        self.buffers.y.copy_from_bytes(&y)
     }
 
     /// Makes call number `call`, and waits for it.
     pub(super) fn call(&mut self, call: usize) -> fusewire::Result<()> {
         let (case, moe, buffers) = (&self.case, &self.moe, &self.buffers);
-        let (rank, ranks, round) = (self.comm.rank(), self.comm.size(), call / HALVES.len());
-        let inputs = inputs(case, rank, round);
-        match HALVES[call % HALVES.len()] {
-            Half::DispatchSend => {
+        let (call, round) = self.find(call);
+        let inputs = inputs(case, self.comm.rank(), round);
+        match call {
+            Call::DispatchSend => {
                 let it = buffers.write(case, &inputs)?;
                 self.dispatched = Some(moe.dispatch_send(&it.x, &it.ids, &it.weights)?);
             }
-            Half::DispatchReceive => moe.dispatch_receive(self.dispatched())?,
-            Half::CombineSend => {
-                let expected = expected(case, ranks, rank, round);
-                let y = results(case, &expected, moe.info().results, expert(round));
-                buffers.y.copy_from_bytes(&y)?;
+            Call::Dispatch => {
+                let it = buffers.write(case, &inputs)?;
+                self.dispatched = Some(moe.dispatch(&it.x, &it.ids, &it.weights)?);
+            }
+            Call::DispatchReceive => moe.dispatch_receive(self.dispatched())?,
+            Call::CombineSend => {
+                self.write_results(round)?;
                 moe.combine_send(&buffers.y, self.dispatched())?;
             }
-            Half::CombineReceive => {
+            Call::CombineReceive => {
                 let it = buffers.arguments(case, inputs.tokens)?;
                 moe.combine_receive(self.dispatched(), &it.out)?;
+            }
+            Call::Combine => {
+                self.write_results(round)?;
+                let it = buffers.arguments(case, inputs.tokens)?;
+                moe.combine(&buffers.y, self.dispatched(), &it.out)?;
             }
         }
         self.comm.synchronize()
@@ -151,14 +214,15 @@ impl<'a> Layer<'a> {
     /// Compares the results of call number `call` with the expected results.
     pub(super) fn check(&self, call: usize) -> Result<(), String> {
         let (case, buffers) = (&self.case, &self.buffers);
-        let (rank, ranks, round) = (self.comm.rank(), self.comm.size(), call / HALVES.len());
-        match HALVES[call % HALVES.len()] {
-            Half::DispatchSend | Half::CombineSend => Ok(()),
-            Half::DispatchReceive => {
+        let (rank, ranks) = (self.comm.rank(), self.comm.size());
+        let (call, round) = self.find(call);
+        match call {
+            Call::DispatchSend | Call::CombineSend => Ok(()),
+            Call::DispatchReceive | Call::Dispatch => {
                 let expected = expected(case, ranks, rank, round);
                 check_dispatched(case, self.moe.info(), self.dispatched(), &expected, false)
             }
-            Half::CombineReceive => {
+            Call::CombineReceive | Call::Combine => {
                 let inputs = inputs(case, rank, round);
                 let (inputs, missing) = case.present(ranks, round, &inputs);
                 let found = self.moe.missing().to_vec::<u32>();
@@ -188,15 +252,23 @@ pub(super) fn meet(comm: &Communicator, call: usize, calls: usize) {
     }
 }
 
+/// Returns the settings of a layer with a layout.
+type Settings = fn(MoeLayout) -> MoeCase;
+
 /// Makes calls until one fails. Returns its number, its error, and the time until the error. The
 /// victim reports when it has made `calls` calls, and makes the next one after the failure.
-fn call_until_failure(comm: &Communicator, signal: i32, calls: usize) -> (usize, Error, Duration) {
+fn call_until_failure(
+    comm: &Communicator,
+    signal: i32,
+    settings: Settings,
+    calls: usize,
+) -> (usize, Error, Duration) {
     let (layout, timeout) = match signal {
         libc::SIGSTOP => (MoeLayout::RankMajor, TIMEOUT),
         _ => (MoeLayout::ExpertMajor, TEST_TIMEOUT),
     };
-    let mut layer = Layer::new(comm, layout, MissingRanks::Fail, timeout).expect("a layer");
-    for call in 0..2 * HALVES.len() {
+    let mut layer = Layer::new(comm, settings(layout), timeout).expect("a layer");
+    for call in 0..2 * layer.calls.len() {
         if comm.rank() == VICTIM && call == calls {
             report("ready");
             while comm.failure().is_none() {
@@ -216,13 +288,13 @@ fn call_until_failure(comm: &Communicator, signal: i32, calls: usize) -> (usize,
 
 /// Runs a rank as a child process. Reports the failure, its message, and the number of the
 /// library's memory files that are left.
-fn run_rank(signal: i32) {
+fn run_rank(signal: i32, settings: Settings) {
     let calls = std::env::var(CALLS).expect("set by the parent");
     let calls = calls.parse().expect("a number");
     let mut options = Options::default();
     options.timeout = TEST_TIMEOUT;
     let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
-    let (call, error, waited) = call_until_failure(&comm, signal, calls);
+    let (call, error, waited) = call_until_failure(&comm, signal, settings, calls);
     let failed = failure(&error);
     report(format!(
         "{call} {:?} {} {} {} {}",
@@ -318,24 +390,36 @@ pub(super) fn check_end(rank: &mut Process, what: &str) {
     ended.unwrap_or_else(|wrong| panic!("{what}: {wrong}"));
 }
 
-/// Runs all cases, or a rank if this process is a child.
-fn fail_in_each_half(test: &str, signal: i32) {
+/// Runs `cases`, or a rank if this process is a child.
+fn fail_in_each(test: &str, signal: i32, settings: Settings, cases: &[Case]) {
     if role().is_some() {
-        return run_rank(signal);
+        return run_rank(signal, settings);
     }
-    for case in CASES {
-        fail_victim(test, signal, case);
+    for case in cases {
+        fail_victim(test, signal, *case);
     }
 }
 
 #[test]
 fn a_rank_that_is_killed_between_the_halves_is_named() {
     let test = "moe::a_rank_that_is_killed_between_the_halves_is_named";
-    fail_in_each_half(test, libc::SIGKILL);
+    fail_in_each(test, libc::SIGKILL, low_latency, &CASES);
 }
 
 #[test]
 fn a_rank_that_is_stopped_between_the_halves_is_named() {
     let test = "moe::a_rank_that_is_stopped_between_the_halves_is_named";
-    fail_in_each_half(test, libc::SIGSTOP);
+    fail_in_each(test, libc::SIGSTOP, low_latency, &CASES);
+}
+
+#[test]
+fn a_rank_that_is_killed_in_high_throughput_mode_is_named() {
+    let test = "moe::a_rank_that_is_killed_in_high_throughput_mode_is_named";
+    fail_in_each(test, libc::SIGKILL, high_throughput, &OPERATION_CASES);
+}
+
+#[test]
+fn a_rank_that_is_stopped_in_high_throughput_mode_is_named() {
+    let test = "moe::a_rank_that_is_stopped_in_high_throughput_mode_is_named";
+    fail_in_each(test, libc::SIGSTOP, high_throughput, &OPERATION_CASES);
 }

@@ -5,11 +5,12 @@ use core::time::Duration;
 use std::thread;
 
 use fusewire::{Communicator, Device, MissingRanks, MoeLayout, Options};
+use fusewire_tests::moe::MoeCase;
 use fusewire_tests::process::{Host, Ranks, report, role};
 
 use super::moe::{
-    CALLS, CASES, Case, HALVES, Half, Layer, RANKS, TEST_TIMEOUT, VICTIM, check_end, end, meet,
-    next_report,
+    CALLS, CASES, Call, Case, HALVES, Layer, RANKS, TEST_TIMEOUT, VICTIM, check_end, end,
+    low_latency, meet, next_report,
 };
 
 /// Time after which a rank is late.
@@ -57,7 +58,7 @@ fn go_on(comm: &Communicator, layer: &mut Layer<'_>, case: Case) {
 /// The others do not answer the calls after that, so the victim masks them.
 fn be_victim(comm: &Communicator, layer: &mut Layer<'_>, case: Case) {
     let last = (case.calls..)
-        .find(|call| matches!(HALVES[call % HALVES.len()], Half::CombineSend))
+        .find(|call| matches!(HALVES[call % HALVES.len()], Call::CombineSend))
         .expect("one of four calls");
     for call in 0..=last + HALVES.len() {
         if call == case.calls {
@@ -106,7 +107,11 @@ fn run_rank() {
     };
     options.blocks = blocks;
     let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
-    let mut layer = Layer::new(&comm, layout, MissingRanks::Mask, TIMEOUT).expect("a layer");
+    let settings = MoeCase {
+        missing_ranks: MissingRanks::Mask,
+        ..low_latency(layout)
+    };
+    let mut layer = Layer::new(&comm, settings, TIMEOUT).expect("a layer");
     if comm.rank() == VICTIM {
         be_victim(&comm, &mut layer, case);
     } else {

@@ -7,13 +7,20 @@ use std::thread;
 
 use fusewire::{
     Communicator, DType, Dispatched, Error, MicroBatch, MissingRanks, Moe, MoeConfig, MoeLayout,
-    MoePayload, MoeReceived, MoeScales, MoeScalesLayout, ReduceOp, Tensor,
+    MoeMode, MoePayload, MoeReceived, MoeResults, MoeScales, MoeScalesLayout, ReduceOp, Tensor,
 };
 use fusewire_tests::device::device;
 use fusewire_tests::moe::{Expert, LAYOUTS, MoeCase, Routing, run};
 use fusewire_tests::runner::{Setup, Threads};
 
-use super::{AnyError, Layer, all, is_supported, launches_separately, run_cases};
+use super::{Layer, all, is_supported, launches_separately, run_cases};
+
+/// Layouts, and the tokens of a round in high throughput mode; 0 for low latency mode.
+const FORMS: [(MoeLayout, usize); 3] = [
+    (MoeLayout::ExpertMajor, 0),
+    (MoeLayout::RankMajor, 0),
+    (MoeLayout::ExpertMajor, 4),
+];
 
 /// Runs `test`, which must fail on every rank. Returns the messages of the ranks, or none if the
 /// device does not support the setup.
@@ -57,7 +64,7 @@ fn assert_refused<T: Debug>(call: &str, result: fusewire::Result<T>, text: &str)
 #[test]
 fn an_expert_that_does_not_exist_is_named_on_all_ranks() {
     for id in [6, 4711, i32::MAX] {
-        for layout in LAYOUTS {
+        for (layout, staging) in FORMS {
             for (blocks, lanes, team) in [(1, 1, 0), (3, 1, 0), (1, 32, 0), (1, 1, 1)] {
                 let setup = Setup {
                     blocks,
@@ -67,6 +74,7 @@ fn an_expert_that_does_not_exist_is_named_on_all_ranks() {
                 };
                 let case = MoeCase {
                     layout,
+                    staging,
                     ..MoeCase::new(6, 2, 16, 9)
                 };
                 let messages = failing(setup, |comm| {
@@ -91,12 +99,22 @@ fn an_expert_that_does_not_exist_is_named_on_all_ranks() {
 fn rows_that_exceed_the_capacity_fail_on_all_ranks() {
     // In round 0, all selections are the last expert, which is on the last rank.
     let (ranks, tokens, top_k) = (3, 5, 2);
-    let rows = ranks as usize * tokens * top_k as usize;
-    for alignment in [1, 8] {
+    for (layout, staging, alignment) in [
+        (MoeLayout::ExpertMajor, 0, 1),
+        (MoeLayout::ExpertMajor, 0, 8),
+        (MoeLayout::ExpertMajor, 2, 8),
+        (MoeLayout::RankMajor, 2, 1),
+    ] {
+        let rows = match layout {
+            MoeLayout::RankMajor => ranks as usize * tokens,
+            _ => ranks as usize * tokens * top_k as usize,
+        };
         let needed = rows.next_multiple_of(alignment);
         let case = |capacity| MoeCase {
             routing: Routing::OneExpert,
             capacity: Some(capacity),
+            layout,
+            staging,
             alignment,
             ..MoeCase::new(6, top_k, 16, tokens)
         };
@@ -109,9 +127,16 @@ fn rows_that_exceed_the_capacity_fail_on_all_ranks() {
             };
             run_cases(setup, &[case(needed)], 3);
             let messages = failing(setup, |comm| {
-                let layer = Layer::new(comm, &case(needed - alignment))?;
-                layer.dispatch(0)?;
-                comm.synchronize()
+                let mut layer = Layer::new(comm, &case(needed - alignment))?;
+                layer.case.routing = Routing::Empty;
+                let x = layer.dispatch(0)?.x;
+                comm.synchronize()?;
+                let before = vec![0x5a; x.len() * x.dtype().size()];
+                x.copy_from_bytes(&before)?;
+                layer.case.routing = Routing::OneExpert;
+                let failed = layer.dispatch(0).and_then(|_| comm.synchronize());
+                assert!(x.to_bytes()? == before, "{setup:?}: rows have moved");
+                failed
             });
             assert_all_contain(&messages, "capacity");
         }
@@ -179,6 +204,10 @@ fn invalid_configurations_are_refused() {
             "136 elements in groups",
             MoeConfig::new(6, 2, 136, 9).payload(fp8),
         ),
+        (
+            "136 elements of results in groups",
+            MoeConfig::new(6, 2, 136, 9).results(MoeResults::Fp8),
+        ),
         ("no tokens", MoeConfig::new(6, 2, 16, 0)),
         ("no micro-batch", config().in_flight(0)),
         ("three micro-batches", config().in_flight(3)),
@@ -209,8 +238,9 @@ fn settings_that_need_others_are_refused() {
     let converted = |config: &MoeConfig| config.clone().received(MoeReceived::Dequantized);
     let same = MoeConfig::new(6, 2, 256, 4);
     let rank_major = fp8.clone().layout(MoeLayout::RankMajor);
+    let staged = |config: &MoeConfig| config.clone().mode(MoeMode::HighThroughput);
     all(Setup::new(2), |comm| {
-        for config in [&same, &rank_major] {
+        for config in [&same, &rank_major, &staged(&same)] {
             assert_refused("columns", Moe::new(comm, &columns(config)), "column-major");
             assert_refused(
                 "converted",
@@ -218,8 +248,14 @@ fn settings_that_need_others_are_refused() {
                 "dequantized",
             );
         }
-        Moe::new(comm, &columns(&fp8))?.free()?;
-        Moe::new(comm, &converted(&fp8))?.free()?;
+        for config in [&fp8, &staged(&rank_major)] {
+            Moe::new(comm, &columns(config))?.free()?;
+            Moe::new(comm, &converted(config))?.free()?;
+        }
+        let masked = staged(&same).missing_ranks(MissingRanks::Mask);
+        assert_refused("masked", Moe::new(comm, &masked), "low latency mode");
+        let staging = same.clone().staging(2);
+        assert_refused("staging", Moe::new(comm, &staging), "high throughput mode");
         Ok(())
     });
     let setup = Setup {
@@ -236,6 +272,51 @@ fn settings_that_need_others_are_refused() {
         Moe::new(comm, &MoeConfig::new(6, 2, 16, 4).timeout(timeout)).map(drop)
     });
     assert_all_contain(&messages, "timeout 6000000000 ns");
+    let messages = failing(Setup::new(2), |comm| {
+        let config = match comm.rank() {
+            0 => same.clone(),
+            _ => staged(&same),
+        };
+        Moe::new(comm, &config).map(drop)
+    });
+    assert_all_contain(&messages, "low latency");
+    assert_all_contain(&messages, "high throughput");
+}
+
+#[test]
+fn halves_are_refused_in_high_throughput_mode() {
+    for layout in LAYOUTS {
+        let case = MoeCase {
+            layout,
+            staging: 4,
+            ..MoeCase::new(6, 2, 16, 9)
+        };
+        all(Setup::new(2), |comm| {
+            let layer = Layer::new(comm, &case)?;
+            let (moe, y) = (&layer.moe, &layer.buffers.y);
+            let text = "high throughput mode has no halves";
+            for round in 0..2 {
+                let it = layer.buffers.write(&case, &layer.inputs(round))?;
+                let sent = moe.dispatch_send(&it.x, &it.ids, &it.weights);
+                assert_refused("dispatch_send", sent, text);
+                let received = layer.dispatch(round)?;
+                comm.synchronize()?;
+                let sent = moe.dispatch_send(&it.x, &it.ids, &it.weights);
+                assert_refused("dispatch_send", sent, text);
+                let sent = moe.redispatch_send(&it.x, &received);
+                assert_refused("redispatch_send", sent, text);
+                assert_refused("dispatch_receive", moe.dispatch_receive(&received), text);
+                assert_refused("combine_send", moe.combine_send(y, &received), text);
+                let combined = moe.combine_receive(&received, &it.out);
+                assert_refused("combine_receive", combined, text);
+                // Refused calls preserve the results of the last dispatch.
+                layer.check_dispatched(&received, round)?;
+                layer.finish(&received, round, Expert::Affine(1.0))?;
+            }
+            layer.moe.free()?;
+            Ok(())
+        });
+    }
 }
 
 /// A graph whose dispatch reuses a routing is replayed after a dispatch of fewer tokens.
@@ -244,9 +325,10 @@ fn a_routing_of_other_tokens_is_not_reused() {
     if !launches_separately("launches in a multi-rank grid cannot be captured") {
         return;
     }
-    for layout in LAYOUTS {
+    for (layout, staging) in FORMS {
         let case = MoeCase {
             layout,
+            staging,
             ..MoeCase::new(6, 2, 16, 9)
         };
         let fewer = MoeCase {
@@ -352,20 +434,6 @@ fn invalid_arguments_are_refused() {
     });
 }
 
-/// Combines the results of `expert` for the dispatch of round `round`, and checks them.
-fn finish(
-    layer: &Layer<'_>,
-    dispatched: &Dispatched,
-    round: usize,
-    expert: Expert,
-) -> Result<(), AnyError> {
-    layer.write_results(round, expert)?;
-    layer.combine(dispatched, round)?;
-    layer.comm.synchronize()?;
-    layer.check(round, expert)?;
-    Ok(())
-}
-
 /// A case of f32, whose tokens, rows, weights and results have one type.
 fn of_f32(layout: MoeLayout) -> MoeCase {
     MoeCase {
@@ -399,11 +467,11 @@ fn a_dispatch_of_memory_that_it_writes_is_refused() {
             }
             // A refused dispatch preserves the results of the last one.
             layer.check_dispatched(&received, 0)?;
-            finish(&layer, &received, 0, Expert::Affine(1.0))?;
+            layer.finish(&received, 0, Expert::Affine(1.0))?;
             let received = layer.dispatch(1)?;
             comm.synchronize()?;
             layer.check_dispatched(&received, 1)?;
-            finish(&layer, &received, 1, Expert::Affine(2.0))?;
+            layer.finish(&received, 1, Expert::Affine(2.0))?;
             layer.moe.free()?;
             Ok(())
         });
@@ -431,7 +499,7 @@ fn a_combine_to_memory_that_it_reads_is_refused() {
             moe.combine_receive(&received, &it.out)?;
             comm.synchronize()?;
             // The results of the first combine do not matter.
-            finish(&layer, &received, 0, Expert::Affine(1.0))?;
+            layer.finish(&received, 0, Expert::Affine(1.0))?;
             layer.moe.free()?;
             Ok(())
         });
@@ -457,7 +525,7 @@ fn a_combine_to_the_ids_or_weights_is_refused() {
         let y = &layer.buffers.y;
         let text = "weights overlaps out";
         assert_refused("weights", moe.combine(y, &received, &out), text);
-        finish(&layer, &received, 0, Expert::Affine(1.0))?;
+        layer.finish(&received, 0, Expert::Affine(1.0))?;
 
         shared.copy_from_bytes(&it.ids.to_bytes()?)?;
         let (at, keep) = (shared.as_ptr(), Arc::new(shared.clone()));
@@ -469,7 +537,7 @@ fn a_combine_to_the_ids_or_weights_is_refused() {
         layer.check_dispatched(&received, 0)?;
         let text = "ids overlaps out";
         assert_refused("ids", moe.combine(y, &received, &out), text);
-        finish(&layer, &received, 0, Expert::Affine(2.0))?;
+        layer.finish(&received, 0, Expert::Affine(2.0))?;
         layer.moe.free()?;
         Ok(())
     });
@@ -530,14 +598,14 @@ fn only_the_last_dispatch_of_a_micro_batch_is_accepted() {
             assert_refused("another Moe", other.moe.dispatch_receive(&received), text);
             // Nothing ran, so both layers still work.
             layer.check_dispatched(&received, 1)?;
-            finish(&layer, &received, 1, Expert::Affine(1.0))?;
+            layer.finish(&received, 1, Expert::Affine(1.0))?;
             // A combine preserves the dispatch.
             assert_all_refused(&layer, &moe.micro_batch(0)?, &stale, "no longer valid");
-            finish(&layer, &received, 1, Expert::Affine(2.0))?;
+            layer.finish(&received, 1, Expert::Affine(2.0))?;
             let received = other.dispatch(2)?;
             comm.synchronize()?;
             other.check_dispatched(&received, 2)?;
-            finish(&other, &received, 2, Expert::Affine(3.0))?;
+            other.finish(&received, 2, Expert::Affine(3.0))?;
             other.moe.free()?;
             layer.moe.free()?;
             Ok(())
@@ -645,7 +713,7 @@ fn an_expert_at_a_place_that_is_not_possible_is_named_on_all_ranks() {
         0xffff << 16, // The greatest rank.
         u32::MAX,
     ] {
-        for layout in LAYOUTS {
+        for (layout, staging) in FORMS {
             for (blocks, lanes, team) in [(1, 1, 0), (3, 1, 0), (1, 32, 0), (1, 1, 1)] {
                 let setup = Setup {
                     blocks,
@@ -655,6 +723,7 @@ fn an_expert_at_a_place_that_is_not_possible_is_named_on_all_ranks() {
                 };
                 let case = MoeCase {
                     layout,
+                    staging,
                     routing: Routing::OneExpert,
                     ..MoeCase::new(6, 2, 16, 9)
                 };

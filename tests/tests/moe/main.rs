@@ -65,6 +65,15 @@ fn formats(case: &MoeCase) -> Vec<MoeCase> {
     cases
 }
 
+/// Returns one case for each layout and payload in low latency mode, and one for each payload in
+/// high throughput mode, with 4 tokens in a round.
+fn modes(case: &MoeCase) -> Vec<MoeCase> {
+    let mut cases = formats(case);
+    let staged = formats(case).into_iter().step_by(2);
+    cases.extend(staged.map(|case| case.staged(4)));
+    cases
+}
+
 /// A case with rows of two groups, so that every payload supports it.
 fn two_groups() -> MoeCase {
     MoeCase {
@@ -148,5 +157,19 @@ impl<'a> Layer<'a> {
                 &outputs(&self.case, &self.inputs(round), expert),
             )
             .map_err(|wrong| format!("{:?}, round {round}: {wrong}", self.case))
+    }
+
+    /// Combines the results of `expert` for the dispatch of round `round`, and checks them.
+    fn finish(
+        &self,
+        dispatched: &Dispatched,
+        round: usize,
+        expert: Expert,
+    ) -> Result<(), AnyError> {
+        self.write_results(round, expert)?;
+        self.combine(dispatched, round)?;
+        self.comm.synchronize()?;
+        self.check(round, expert)?;
+        Ok(())
     }
 }

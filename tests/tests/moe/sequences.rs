@@ -14,7 +14,7 @@ use fusewire_tests::moe::{
 use fusewire_tests::oracle::narrow;
 use fusewire_tests::runner::Setup;
 
-use super::{AnyError, Layer, all, formats, launches_separately, two_groups};
+use super::{AnyError, Layer, all, launches_separately, modes, two_groups};
 
 /// Returns true if launches can be captured. Skips the test otherwise.
 fn can_capture() -> bool {
@@ -79,29 +79,37 @@ fn a_graph_is_replayed_with_other_routings() {
         return;
     }
     let case = MoeCase::new(5, 2, 16, 9);
-    for (ranks, blocks, rounds) in [(1, 1, 100), (2, 1, 1000), (3, 1, 1000), (3, 3, 300)] {
-        let setup = Setup {
-            blocks,
-            ..Setup::new(ranks)
-        };
-        all(setup, |comm| replay(comm, &case, rounds));
-    }
-    let aligned = MoeCase {
-        alignment: 8,
-        input: DType::F32,
+    // With one block, five of six rounds have tokens.
+    let staged = MoeCase {
+        max_tokens: 12,
         ..case.clone()
     };
-    all(Setup::new(2), |comm| replay(comm, &aligned, 100));
-    let on_network = Setup {
-        team: 1,
-        ..Setup::new(3)
-    };
-    all(on_network, |comm| replay(comm, &case, 20));
-    let lanes = Setup {
-        lanes: 32,
-        ..Setup::new(2)
-    };
-    all(lanes, |comm| replay(comm, &case, 20));
+    // A staged operation has several launches, so it is replayed less often.
+    for (case, divisor, few) in [(case, 1, 20), (staged.staged(2), 10, 5)] {
+        for (ranks, blocks, rounds) in [(1, 1, 100), (2, 1, 1000), (3, 1, 1000), (3, 3, 300)] {
+            let setup = Setup {
+                blocks,
+                ..Setup::new(ranks)
+            };
+            all(setup, |comm| replay(comm, &case, rounds / divisor));
+        }
+        let aligned = MoeCase {
+            alignment: 8,
+            input: DType::F32,
+            ..case.clone()
+        };
+        all(Setup::new(2), |comm| replay(comm, &aligned, 100 / divisor));
+        let on_network = Setup {
+            team: 1,
+            ..Setup::new(3)
+        };
+        all(on_network, |comm| replay(comm, &case, few));
+        let lanes = Setup {
+            lanes: 32,
+            ..Setup::new(2)
+        };
+        all(lanes, |comm| replay(comm, &case, few));
+    }
 }
 
 #[test]
@@ -115,8 +123,10 @@ fn the_placement_changes_between_replays() {
             local_experts,
             ..MoeCase::new(7, 3, 16, 9)
         };
-        for ranks in [2, 3] {
-            all(Setup::new(ranks), |comm| replay(comm, &case, 200));
+        for (case, rounds) in [(case.clone(), 200), (case.staged(4), 20)] {
+            for ranks in [2, 3] {
+                all(Setup::new(ranks), |comm| replay(comm, &case, rounds));
+            }
         }
     }
 }
@@ -152,8 +162,8 @@ fn replay_with_constant_results(
         let inputs = layer.inputs(round);
         layer.buffers.write(case, &inputs)?;
         graph.run(comm.stream())?;
-        if case.layout == MoeLayout::ExpertMajor {
-            // In rank-major order, peers may overwrite the rows after combine.
+        if case.layout == MoeLayout::ExpertMajor || case.is_staged() {
+            // Otherwise peers may overwrite the rows after combine.
             layer.check_dispatched(&dispatched, round)?;
         }
         // Rank and row of the result of each selection of this rank.
@@ -192,8 +202,9 @@ fn combine_reads_the_row_of_each_selection() {
             routing,
             ..MoeCase::new(7, 4, GROUP, 9)
         };
-        for case in formats(&case) {
-            let test = |comm: &Communicator| replay_with_constant_results(comm, &case, 20);
+        for case in modes(&case) {
+            let rounds = if case.is_staged() { 5 } else { 20 };
+            let test = |comm: &Communicator| replay_with_constant_results(comm, &case, rounds);
             all(Setup::new(3), test);
             let setup = Setup {
                 blocks: 2,
@@ -204,7 +215,8 @@ fn combine_reads_the_row_of_each_selection() {
     }
 }
 
-/// Runs two micro-batches whose halves are interleaved.
+/// Runs two micro-batches whose halves are interleaved. In high throughput mode, which has no
+/// halves, the operations are interleaved.
 fn interleave(comm: &Communicator, case: &MoeCase, rounds: usize) -> Result<(), AnyError> {
     let layer = Layer::new(comm, case)?;
     let moe = &layer.moe;
@@ -221,16 +233,21 @@ fn interleave(comm: &Communicator, case: &MoeCase, rounds: usize) -> Result<(), 
         let mut outs = [None, None];
         for batch in order {
             let it = buffers[batch].write(case, &inputs[batch])?;
-            let sent = moe
-                .micro_batch(batch)?
-                .dispatch_send(&it.x, &it.ids, &it.weights)?;
+            let of_moe = moe.micro_batch(batch)?;
+            let sent = if case.is_staged() {
+                of_moe.dispatch(&it.x, &it.ids, &it.weights)?
+            } else {
+                of_moe.dispatch_send(&it.x, &it.ids, &it.weights)?
+            };
             (dispatched[batch], outs[batch]) = (Some(sent), Some(it.out));
         }
         let dispatched = dispatched.map(|it| it.expect("sent"));
         let outs = outs.map(|it| it.expect("sent"));
-        for batch in [0, 1] {
-            moe.micro_batch(batch)?
-                .dispatch_receive(&dispatched[batch])?;
+        if !case.is_staged() {
+            for batch in [0, 1] {
+                moe.micro_batch(batch)?
+                    .dispatch_receive(&dispatched[batch])?;
+            }
         }
         comm.synchronize()?;
         for batch in [0, 1] {
@@ -241,14 +258,19 @@ fn interleave(comm: &Communicator, case: &MoeCase, rounds: usize) -> Result<(), 
             buffers[batch].y.copy_from_bytes(&y)?;
         }
         for batch in order {
-            let y = &buffers[batch].y;
-            moe.micro_batch(batch)?
-                .combine_send(y, &dispatched[batch])?;
+            let (of_moe, y) = (moe.micro_batch(batch)?, &buffers[batch].y);
+            if case.is_staged() {
+                of_moe.combine(y, &dispatched[batch], &outs[batch])?;
+            } else {
+                of_moe.combine_send(y, &dispatched[batch])?;
+            }
         }
-        for batch in [0, 1] {
-            let out = &outs[batch];
-            moe.micro_batch(batch)?
-                .combine_receive(&dispatched[batch], out)?;
+        if !case.is_staged() {
+            for batch in [0, 1] {
+                let out = &outs[batch];
+                moe.micro_batch(batch)?
+                    .combine_receive(&dispatched[batch], out)?;
+            }
         }
         comm.synchronize()?;
         for batch in [0, 1] {
@@ -281,8 +303,9 @@ fn two_micro_batches_are_interleaved() {
             ..Setup::new(ranks)
         };
         all(setup, |comm| {
-            for case in formats(&case) {
-                interleave(comm, &case, if lanes == 1 { 6 } else { 2 })?;
+            for case in modes(&case) {
+                let is_slow = lanes > 1 || case.is_staged();
+                interleave(comm, &case, if is_slow { 2 } else { 6 })?;
             }
             Ok(())
         });
@@ -297,7 +320,7 @@ fn micro_batches_alternate() {
         ..two_groups()
     };
     all(Setup::new(3), |comm| {
-        for case in formats(&case) {
+        for case in modes(&case) {
             let layer = Layer::new(comm, &case)?;
             for round in 0..6 {
                 let batch = layer.moe.micro_batch(round % 2)?;
@@ -326,7 +349,7 @@ fn a_dispatch_may_follow_a_dispatch() {
             ..Setup::new(ranks)
         };
         all(setup, |comm| {
-            for case in formats(&two_groups()) {
+            for case in modes(&two_groups()) {
                 let layer = Layer::new(comm, &case)?;
                 for rounds in [0..2, 2..5, 5..6] {
                     let round = rounds.end - 1;
@@ -358,7 +381,7 @@ fn a_dispatch_may_be_combined_twice() {
             ..Setup::new(ranks)
         };
         all(setup, |comm| {
-            for case in formats(&two_groups()) {
+            for case in modes(&two_groups()) {
                 let layer = Layer::new(comm, &case)?;
                 for round in 0..3 {
                     let dispatched = layer.dispatch(round)?;
@@ -377,11 +400,92 @@ fn a_dispatch_may_be_combined_twice() {
     }
 }
 
+/// A redispatch may follow a dispatch, a redispatch and a combine.
+#[test]
+fn a_redispatch_sends_other_tokens_to_the_same_experts() {
+    for (ranks, blocks, team) in [(1, 1, 0), (3, 2, 0), (2, 1, 1)] {
+        let setup = Setup {
+            blocks,
+            team,
+            ..Setup::new(ranks)
+        };
+        all(setup, |comm| {
+            for case in modes(&two_groups()) {
+                let mut layer = Layer::new(comm, &case)?;
+                for round in 0..2 {
+                    let mut dispatched = layer.dispatch(round)?;
+                    for combines in [false, false, true, true] {
+                        if combines {
+                            layer.finish(&dispatched, round, Expert::Affine(1.0))?;
+                        }
+                        layer.case.negated = !layer.case.negated;
+                        let it = layer.buffers.write(&layer.case, &layer.inputs(round))?;
+                        dispatched = layer.moe.redispatch(&it.x, &dispatched)?;
+                        comm.synchronize()?;
+                        layer.check_dispatched(&dispatched, round)?;
+                    }
+                    layer.finish(&dispatched, round, Expert::Affine(2.0))?;
+                }
+                layer.moe.free()?;
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn layers_of_both_modes_alternate() {
+    for (ranks, blocks, team) in [(1, 1, 0), (3, 2, 0), (2, 1, 1)] {
+        let setup = Setup {
+            blocks,
+            team,
+            ..Setup::new(ranks)
+        };
+        all(setup, |comm| {
+            for layout in LAYOUTS {
+                let case = MoeCase {
+                    layout,
+                    ..two_groups()
+                };
+                let staged = case.clone().staged(4);
+                let layers = [Layer::new(comm, &case)?, Layer::new(comm, &staged)?];
+                let expert = Expert::Affine(0.5);
+                for round in 0..4 {
+                    // The layers have different tokens.
+                    let received = [layers[0].dispatch(round)?, layers[1].dispatch(round + 1)?];
+                    comm.synchronize()?;
+                    for (i, layer) in layers.iter().enumerate() {
+                        layer.check_dispatched(&received[i], round + i)?;
+                        layer.write_results(round + i, expert)?;
+                    }
+                    for i in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+                        layers[i].combine(&received[i], round + i)?;
+                    }
+                    comm.synchronize()?;
+                    for (i, layer) in layers.iter().enumerate() {
+                        layer.check(round + i, expert)?;
+                    }
+                }
+                for layer in layers {
+                    layer.moe.free()?;
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
 #[test]
 fn statistics_accumulate() {
-    for layout in LAYOUTS {
+    for (layout, staging) in [
+        (MoeLayout::ExpertMajor, 0),
+        (MoeLayout::RankMajor, 0),
+        (MoeLayout::ExpertMajor, 4),
+        (MoeLayout::RankMajor, 4),
+    ] {
         let case = MoeCase {
             layout,
+            staging,
             uneven: true,
             routing: Routing::Distinct,
             ..MoeCase::new(7, 3, 16, 9)
@@ -398,7 +502,7 @@ fn statistics_accumulate() {
                     *sum += count;
                 }
                 let found = layer.moe.tokens_per_expert().to_vec::<u64>()?;
-                assert_eq!(found, received, "{layout:?}, round {round}");
+                assert_eq!(found, received, "{case:?}, round {round}");
                 let times = layer.moe.wait_ns().to_vec::<u64>()?;
                 assert_eq!(times.len(), ranks);
                 let pairs = times.iter().zip(&waited);
