@@ -338,7 +338,7 @@ fn report(arguments: &Arguments, ranks: u32, cases: &[Case], times: &[Times]) ->
     let cores = machine::cores()?.len();
     writeln!(
         text,
-        "{}; {ranks} ranks as threads on {cores} cores{}, top {} of {} experts, {} routing, bf16, \
+        "{}; {ranks} ranks as threads on {cores} cores{}, top {} of {} experts, {}, bf16, \
          {} rounds; us a call, medians; quotients by round, with their 95 % intervals.\n",
         machine::processor(),
         if ranks as usize > cores {
@@ -348,7 +348,7 @@ fn report(arguments: &Arguments, ranks: u32, cases: &[Case], times: &[Times]) ->
         },
         routing.top_k,
         routing.experts,
-        if routing.skewed { "skewed" } else { "uniform" },
+        routing.name(),
         arguments.rounds
     )?;
     writeln!(

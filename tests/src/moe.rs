@@ -845,8 +845,8 @@ fn equal<T: PartialEq + core::fmt::Debug>(name: &str, found: T, expected: T) -> 
 }
 
 /// Fills the results of an earlier dispatch. The next dispatch must write or preserve them. All
-/// ranks together: no peer may write them during this call. In rank-major order in low latency mode,
-/// tokens and scales keep their contents, because peers write them directly.
+/// ranks together: no peer may write them during this call. In rank-major order in low latency
+/// mode, tokens and scales keep their contents, because peers write them directly.
 ///
 /// # Errors
 /// Returns the errors of [`Tensor::copy_from_bytes`] and of the barrier.

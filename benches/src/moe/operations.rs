@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use fusewire::{
-    Bf16, Communicator, DType, Dispatched, Moe, MoeConfig, MoeLayout, ReduceOp, Tensor,
+    Bf16, Communicator, DType, Dispatched, Moe, MoeConfig, MoeLayout, MoeMode, ReduceOp, Tensor,
 };
 
 use super::case::Case;
@@ -38,9 +38,13 @@ impl<'c> Operations<'c> {
     pub(super) fn new(comm: &'c Communicator, routing: &Routing, case: &Case) -> Result<Self> {
         let Case { hidden, tokens, .. } = *case;
         let (rank, top_k) = (comm.rank(), routing.top_k as usize);
-        let config = MoeConfig::new(routing.experts, routing.top_k, hidden, tokens)
+        let mut config = MoeConfig::new(routing.experts, routing.top_k, hidden, tokens)
             .payload(case.payload)
             .layout(case.layout);
+        if routing.staging > 0 {
+            let mode = MoeMode::HighThroughput;
+            config = config.mode(mode).staging(routing.staging);
+        }
         let moe = Moe::new(comm, &config)?;
         let x: Vec<Bf16> = (0..tokens as u32)
             .flat_map(|token| routing::elements_of(rank, token, hidden))

@@ -3,7 +3,7 @@
 use clap::Args;
 use fusewire::Bf16;
 
-/// Experts that tokens select.
+/// Experts that tokens select, and how the tokens get there.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Routing {
     /// Experts of all ranks.
@@ -15,6 +15,9 @@ pub(crate) struct Routing {
     /// Sends 80 % of the selections to the first eighth of the experts.
     #[arg(long)]
     pub(super) skewed: bool,
+    /// Tokens of a rank in a round of high throughput mode. 0 selects low latency mode.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    pub(super) staging: usize,
 }
 
 /// Random numbers of an xorshift generator.
@@ -30,12 +33,22 @@ impl Random {
 }
 
 impl Routing {
+    /// Returns the distribution and the mode, for headers.
+    pub(super) fn name(&self) -> String {
+        let routing = if self.skewed { "skewed" } else { "uniform" };
+        match self.staging {
+            0 => format!("{routing} routing"),
+            staging => format!("{routing} routing, high throughput mode with staging {staging}"),
+        }
+    }
+
     /// Returns the uniform routing of tokens to `top_k` of `experts` experts.
     pub(crate) const fn uniform(experts: u32, top_k: u32) -> Self {
         Self {
             experts,
             top_k,
             skewed: false,
+            staging: 0,
         }
     }
 

@@ -197,6 +197,7 @@ impl Library {
                         .args(["--cores", &mpi::list(cores)])
                         .args(["--schedule", &schedule.to_string()])
                         .args(["--experts", &experts, "--top-k", &top_k])
+                        .args(["--staging", &routing.staging.to_string()])
                         .args(routing.skewed.then_some("--skewed"));
                     command
                 };
@@ -319,11 +320,11 @@ fn header(comparison: &Comparison<'_>, libraries: &[Library], cores: usize) -> H
             machine::kernel()
         ),
         format!(
-            "top {} of {} experts, {} routing; the payload of dispatch is bf16 or fp8 with an f32 \
+            "top {} of {} experts, {}; the payload of dispatch is bf16 or fp8 with an f32 \
              scale for 128 channels, that of combine bf16",
             routing.top_k,
             routing.experts,
-            if routing.skewed { "skewed" } else { "uniform" }
+            routing.name()
         ),
         format!(
             "{} rounds, in each every library once, in alternating order; barrier, clock, \

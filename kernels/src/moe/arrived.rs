@@ -29,7 +29,7 @@ pub(super) struct Arrived<'a> {
 /// A selection in a row that has arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Selection {
-    /// Index of the row among those of its rank.
+    /// Index of the row among those of its rank; with staging, among those of this block.
     pub(super) slot: usize,
     /// The token.
     pub(super) token: u32,
@@ -61,8 +61,8 @@ impl<'a> Arrived<'a> {
         let (_, ranks, blocks) = place_of(s);
         Ok(Self {
             shape,
-            // SAFETY: after the wait, honest peers write the words only in the next dispatch; what
-            // others write is checked before it is used.
+            // SAFETY: after the wait, honest peers write the words that the launch reads only after
+            // a later launch of this rank; what others write is checked before it is used.
             words: unsafe { Memory::of(words) },
             own,
             round,

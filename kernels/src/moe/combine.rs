@@ -16,8 +16,9 @@ use super::mask::Mask;
 use super::memory::Memory;
 use super::routing::Own;
 use super::shape::{GROUP, MoeFlags, MoeShape, local_of, with_element};
-use super::staged::tokens_of_round;
-use super::{AGAIN, COMBINED, DISPATCHED, ORDER, RESULTS, RETURNED, SELECTION_INDEX, SUMMABLE};
+use super::{
+    AGAIN, COMBINED, DISPATCHED, ORDER, RESULTS, RETURNED, SELECTION_INDEX, SUMMABLE, TOKENS,
+};
 
 /// Elements that a lane adds at once.
 const CHUNK: usize = 8;
@@ -128,7 +129,12 @@ impl<'a> Combine<'a> {
         for (rank, selection) in arrived.selections_of_warp(block) {
             let row = if shape.flags.has(MoeFlags::EXPERT_MAJOR) {
                 let expert = local_of(selection.place) as usize;
-                if selection.index >= arrived.selections(rank, expert) {
+                let mut is_wrong = selection.index >= arrived.selections(rank, expert);
+                if M::LANES != 1 && shape.flags.has(MoeFlags::FP8_RESULTS) {
+                    // Even if a peer changes the number meanwhile, all lanes quantize, or none.
+                    is_wrong = block.warp().any(is_wrong);
+                }
+                if is_wrong {
                     s.fault(SELECTION_INDEX, u64::from(rank), u64::from(selection.index));
                     continue;
                 }
@@ -148,7 +154,7 @@ impl<'a> Combine<'a> {
             if is_staged {
                 let tokens = own.origin(rank).get(0) as usize;
                 let part = slice(tokens, 1, block.index() as usize, block.count() as usize);
-                token = token.wrapping_sub(tokens_of_round(shape, part, round).0);
+                token = token.wrapping_sub(shape.tokens_of_round(part, round).0);
             }
             // A token that does not exist, from a false header, is out of range.
             let item = match token < count / k {
@@ -239,7 +245,7 @@ impl<'a> Combine<'a> {
         };
         let mut results = (0, regions * shape.results_of_rank());
         if shape.is_staged() {
-            tokens = tokens_of_round(shape, tokens, round);
+            tokens = shape.tokens_of_round(tokens, round);
             results = (self.region(s, round), shape.results_of_round());
         }
         if own.mask().is_used() {
@@ -263,6 +269,9 @@ impl<'a> Combine<'a> {
         let (k, most) = (self.shape.k(), self.shape.max_tokens as usize);
         let tokens = self.ids.len() / k;
         let tokens = if tokens < most { tokens } else { most };
+        let dispatched = own.tokens();
+        let is_same = tokens == dispatched;
+        s.ensure(is_same, TOKENS, dispatched as u64, tokens as u64)?;
         // SAFETY: the precondition of the kernel; the lanes only read.
         let (ids, weights) = unsafe {
             (

@@ -10,7 +10,6 @@ use super::mask::TimedMask;
 use super::memory::Memory;
 use super::routing::{Own, Routing};
 use super::shape::{Meta, MoeFlags, MoeShape, NONE, local_of, with_element};
-use super::staged::tokens_of_round;
 use super::{
     ARRIVED, CAPACITY, COMBINED, COUNTS, DISPATCHED, ENTRY, FITS, IDLE, ORDER, ROWS,
     SELECTION_INDEX, SENT,
@@ -56,7 +55,8 @@ impl<'a> Dispatch<'a> {
             };
             s.ensure(may_send, ORDER, u64::from(step), 0)?;
             let tokens = if is_round {
-                tokens_of_round(&self.shape, s.block().slice(own.tokens(), 1), round)
+                self.shape
+                    .tokens_of_round(s.block().slice(own.tokens(), 1), round)
             } else {
                 // SAFETY: the precondition of this function.
                 let routing = unsafe { Routing::new(s, self.shape, inputs, own)? };
@@ -116,9 +116,9 @@ impl<'a> Dispatch<'a> {
     }
 
     /// Awaits the signal with which a launch begins: [`NONE`] if the peers have certainly read the
-    /// last rows. From [`ENTRY`] or [`COUNTS`] on, also writes the announcements; with staging or in
-    /// a bounded launch, waits for those of the other ranks, and in a bounded launch also until the
-    /// rows of all ranks fit. All lanes of the block together.
+    /// last rows. From [`ENTRY`] or [`COUNTS`] on, also writes the announcements. With staging or
+    /// in a bounded launch, waits for those of the other ranks, and in a bounded launch also until
+    /// the rows of all ranks fit. All lanes of the block together.
     ///
     /// # Errors
     /// [`Aborted`] on all lanes, if a rank has no room or does not arrive.

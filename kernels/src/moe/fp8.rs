@@ -250,7 +250,9 @@ impl Target<'_> {
         let exponent = (bits >> 23) + u32::from(bits & 0x7f_ffff != 0);
         let exponent = if exponent > 255 { 255 } else { exponent };
         if writes {
-            let words = self.row.slice(self.payload, self.row.len() - self.payload);
+            let words = self
+                .row
+                .slice(self.payload, self.row.len().saturating_sub(self.payload));
             if self.group < 4 * words.len() {
                 let at = words.as_ptr().cast::<u8>().wrapping_add(self.group);
                 // SAFETY: the words have the byte; only this lane writes it.

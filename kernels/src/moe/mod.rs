@@ -105,6 +105,9 @@ pub const SELECTION_INDEX: u32 = 6;
 /// Failure code: a dispatch reuses the routing of another number of tokens.
 pub const REUSED: u32 = 7;
 
+/// Failure code: a combine has another number of tokens than the dispatch before it.
+pub const TOKENS: u32 = 8;
+
 /// Step of a micro-batch: nothing has been sent.
 const IDLE: u32 = 0;
 /// Step of a micro-batch: dispatch has sent.
@@ -155,7 +158,7 @@ const COMBINED: u32 = 6;
     ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: rows have arrived, \
              3: dispatch has received, 4: combine has sent, 5: results have arrived, 6: combine \
              has received), so this half is out of order",
-    CAPACITY = "the experts of this rank have {a} rows, which exceeds the capacity of {b} rows",
+    CAPACITY = "this rank receives {a} rows, which exceeds the capacity of {b} rows",
     ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
     SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
     REUSED = "the last routing was of {a} tokens (2^32 - 1: there was none), but a dispatch that \
@@ -198,7 +201,8 @@ pub unsafe fn moe_dispatch(
 /// `y` has the results, as words: in expert-major order one for each row of the result of
 /// [`moe_dispatch`], otherwise one for each selection of each row. With [`MoeFlags::FP8_RESULTS`],
 /// they are quantized in groups of [`GROUP`] elements, and a result is the product of the element
-/// and its scale. The rows are read in the window. `ids` and `weights` are those of the dispatch.
+/// and its scale. The headers of the rows are read in the window; with staging, they have been
+/// kept. `ids` and `weights` are those of the dispatch.
 /// With [`MoeFlags::MASK`], the results of masked ranks are not added, and `missing` gets a word
 /// for each token: bit k is 1 if the result of selection k is missing. With staging, each launch
 /// runs both halves of a round, the first one with [`MoeFlags::FIRST`].
@@ -209,8 +213,9 @@ pub unsafe fn moe_dispatch(
     ORDER = "the micro-batch is at step {a} (0: idle, 1: dispatch has sent, 2: rows have arrived, \
              3: dispatch has received, 4: combine has sent, 5: results have arrived, 6: combine \
              has received), so this half is out of order",
-    ANNOUNCEMENT = "rank {a} has announced numbers of rows that are not possible ({b} in all)",
     SELECTION_INDEX = "rank {a} has sent a selection with index {b} that it has not announced",
+    TOKENS = "combine has {b} tokens, but the last dispatch of the micro-batch on the device had \
+              {a}",
 ))]
 pub unsafe fn moe_combine(
     session: &mut Session<impl Machine>,

@@ -30,7 +30,8 @@ impl MoeFlags {
     pub const SEND: Self = Self(1);
     /// Runs the second part of the half that receives: interprets what has arrived.
     pub const RECEIVE: Self = Self(2);
-    /// Rows are copied to their experts; otherwise they stay where they have arrived.
+    /// Rows are copied to their experts. Otherwise they stay where they have arrived, or with
+    /// staging are copied in the order of ranks.
     pub const EXPERT_MAJOR: Self = Self(4);
     /// Scales of fp8 are the exponents of powers of two.
     pub const UE8M0: Self = Self(8);
@@ -136,7 +137,7 @@ pub struct MoeShape {
     pub flags: MoeFlags,
     /// Words of a result, as it is sent: its payload, and its scales.
     pub result: u32,
-    /// Tokens of a block that are in flight at once, in a launch with staging; otherwise 0.
+    /// Tokens of a block in a round, in a launch with staging; otherwise 0.
     pub staging: u32,
 }
 
@@ -272,6 +273,20 @@ impl MoeShape {
         // A round has consecutive slots, not more than `staging`.
         let staging = if self.staging == 0 { 1 } else { self.staging };
         LINE + slot % staging as usize * self.row_stride()
+    }
+
+    /// Returns the tokens of a round, of the block's tokens `first .. last`.
+    #[inline(always)]
+    pub(crate) const fn tokens_of_round(
+        &self,
+        (first, last): (usize, usize),
+        round: usize,
+    ) -> (usize, usize) {
+        let staging = self.staging as usize;
+        let start = first + round * staging;
+        let start = if start < last { start } else { last };
+        let end = start + staging;
+        (start, if end < last { end } else { last })
     }
 
     /// Returns the rows of the result: what [`Meta`] describes.
@@ -456,12 +471,12 @@ pub(crate) const ORIGIN: usize = 2;
 
 /// Layout of the memory that only a rank itself uses, in words.
 ///
-/// For each block: its step, the number of tokens of the last routing and the number of rounds, the
-/// counters of each warp and their sums, the announcements for the ranks, the expert of each place,
-/// the first row of each (rank, expert), the block's copy of the mask, and [what is known](ORIGIN)
-/// about the rows of each rank. For all blocks: the slot of
-/// each selection, the headers of the tokens, their payload and scales in fp8, the headers of the
-/// rows that have arrived through staging, and a result of each warp in fp8.
+/// For each block: its step, the number of tokens of the last routing, the rounds and the next
+/// round, the counters of each warp and their sums, the announcements for the ranks, the expert of
+/// each place, the first row of each (rank, expert), the block's copy of the mask, and what is
+/// known about the rows of each rank. For all blocks: the slot of each selection, the headers of
+/// the tokens, their payload and scales in fp8, the headers of the rows that have arrived through
+/// staging, and a result of each warp in fp8.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnLayout {
     /// Counters of a warp.

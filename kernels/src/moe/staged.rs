@@ -5,17 +5,17 @@
 //! rounds as block b of the rank with the most tokens needs.
 //!
 //! In dispatch, block b sends the rows of its tokens to block b of every rank, and raises
-//! [`ROWS`](super::ROWS); the receiver copies the rows to the result, and keeps their headers. In combine, it
-//! writes the results of the rows that it has received in the same round of dispatch, and raises
-//! [`RESULTS`](super::RESULTS). For both, a rank has a region for the even rounds of each block, and one for the odd
-//! rounds.
+//! [`ROWS`](super::ROWS); the receiver copies the rows to the result, and keeps their headers. In
+//! combine, it writes the results of the rows that it has received in the same round of dispatch,
+//! and raises [`RESULTS`](super::RESULTS). For both, a rank has a region for the even rounds of
+//! each block, and one for the odd rounds.
 //!
-//! - **Who may overwrite what:** a rank overwrites its rows of round r at a peer in round r + 2, and
-//!   so its results,
+//! - **Who may overwrite what:** a rank overwrites its rows of round r at a peer in round r + 2,
+//!   and so its results,
 //! - **after having acquired** the peer's signal [`ROWS`](super::ROWS) of round r + 1, or
 //!   [`RESULTS`](super::RESULTS) for results. The rows and results of the last two rounds: the
-//!   peer's signal [`COUNTS`](super::COUNTS) of the next dispatch, or [`AGAIN`](super::AGAIN) of the
-//!   next combine without a dispatch between them,
+//!   peer's signal [`COUNTS`](super::COUNTS) of the next dispatch, or [`AGAIN`](super::AGAIN) of
+//!   the next combine without a dispatch between them,
 //! - **released by** the peer, after the launch in which it has copied the rows or added the
 //!   results.
 //!
@@ -24,11 +24,11 @@
 use fusewire_device::session::{Aborted, Session};
 use fusewire_device::{Group, Machine};
 
-use super::ANNOUNCEMENT;
 use super::arrived::{Arrived, place_of};
 use super::dispatch::{Description, Dispatch};
 use super::routing::Own;
-use super::shape::{MoeFlags, MoeShape, NONE, ORIGIN};
+use super::shape::{MoeFlags, NONE, ORIGIN};
+use super::{ANNOUNCEMENT, CAPACITY};
 
 impl<'a> Dispatch<'a> {
     /// Describes the result, as far as the announcements determine it, and computes the number of
@@ -76,7 +76,7 @@ impl<'a> Dispatch<'a> {
             start += all;
         }
         let capacity = u64::from(shape.capacity);
-        s.ensure(start <= capacity, ANNOUNCEMENT, u64::from(s.rank()), start)?;
+        s.ensure(start <= capacity, CAPACITY, start, capacity)?;
         if is_expert_major {
             self.place_experts(s, arrived, own, meta)?;
         } else {
@@ -165,7 +165,8 @@ impl<'a> Dispatch<'a> {
                 let end = (first + count) as u32;
                 origin.set(ORIGIN + round + 1, end);
                 let (_, announced) = arrived.announced_of_block(rank);
-                if end > announced {
+                let is_last = round + 1 == own.rounds();
+                if end > announced || is_last && end < announced {
                     s.fault(ANNOUNCEMENT, u64::from(rank), u64::from(end));
                 }
             }
@@ -190,18 +191,4 @@ impl<'a> Dispatch<'a> {
             }
         }
     }
-}
-
-/// Returns the tokens of a round, of those of a block.
-#[inline(always)]
-pub(super) fn tokens_of_round(
-    shape: &MoeShape,
-    (first, last): (usize, usize),
-    round: usize,
-) -> (usize, usize) {
-    let staging = shape.staging as usize;
-    let start = first + round * staging;
-    let start = if start < last { start } else { last };
-    let end = start + staging;
-    (start, if end < last { end } else { last })
 }

@@ -84,7 +84,7 @@ pub struct Launch {
 /// Part of an operation that a launch runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// What the halves name.
+    /// The halves.
     Halves,
     /// The numbers of rows, before the rounds.
     Counts,

@@ -42,7 +42,7 @@ pub enum MoeResults {
     Fp8,
 }
 
-/// What dispatch and combine are made for.
+/// Use of dispatch and combine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MoeMode {
@@ -69,7 +69,7 @@ pub enum MoeScales {
     Ue8m0,
 }
 
-/// Order of the scales of fp8 in expert-major order.
+/// Order of the scales of fp8, if dispatch copies rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MoeScalesLayout {
@@ -89,7 +89,7 @@ pub enum MoeReceived {
     /// The form in which the rows are sent.
     #[default]
     AsSent,
-    /// The input's type, in expert-major order: the product of the fp8 element and its scale in
+    /// The input's type, if dispatch copies rows: the product of the fp8 element and its scale in
     /// f32, rounded to the type. There are no scales.
     Dequantized,
 }
@@ -152,7 +152,7 @@ pub struct MoeConfig {
     /// ranks agree on the numbers of rows before the rows, which takes one or two more messages; if
     /// the rows of any rank exceed the capacity, dispatch fails on all ranks before any row moves.
     pub capacity: Option<usize>,
-    /// What dispatch and combine are made for.
+    /// Use of dispatch and combine.
     pub mode: MoeMode,
     /// In high throughput mode, the tokens of a rank that are sent in a round: at least 1 for each
     /// block. A rank has staging for the rows of two rounds from each rank, and for the results of
@@ -224,7 +224,7 @@ impl MoeConfig {
         self
     }
 
-    /// Sets what dispatch and combine are made for.
+    /// Sets the use of dispatch and combine.
     #[must_use]
     pub fn mode(mut self, mode: MoeMode) -> Self {
         self.mode = mode;

@@ -451,7 +451,8 @@ impl Moe {
     }
 
     /// Returns the nanoseconds for which block 0 has waited for the rows of each rank, over all
-    /// dispatches, from the start of the wait for all ranks; u64.
+    /// dispatches, from the start of each wait for all ranks; u64. In high throughput mode, a rank
+    /// also waits for the numbers of rows.
     pub fn wait_ns(&self) -> &Tensor {
         &self.shared.wait_ns
     }
