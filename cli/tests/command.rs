@@ -348,7 +348,13 @@ fn a_mixture_of_experts_reports_the_bytes_that_a_rank_sends() {
     let output_of = |arguments: &str| output(&arguments.split(' ').collect::<Vec<_>>());
     // Each token selects all experts: two on each rank. A rank sends each token once, and two
     // results for each token of the other rank.
-    for more in ["", " --graph", " --threads", " --unregistered --in-place"] {
+    for (more, staging) in [
+        ("", 0),
+        (" --graph", 0),
+        (" --threads", 0),
+        (" --unregistered --in-place", 0),
+        (" --staging 1", 1),
+    ] {
         let measured = output_of(&format!(
             "perf moe_dispatch,moe_combine --ranks 2 --hidden 64 --experts 4 --top-k 4 -b 8 -e 1K \
              -f 4 -d bf16 -n 3 --json -{more}"
@@ -370,7 +376,9 @@ fn a_mixture_of_experts_reports_the_bytes_that_a_rank_sends() {
             assert!((busbw - sent * algbw).abs() < 0.003, "{row:?}");
             assert_eq!(row["wrong"], 0);
             assert_eq!(row["in_place"], false);
-            let layer = serde_json::json!({"hidden": 64, "experts": 4, "top_k": 4});
+            let layer = serde_json::json!({
+                "hidden": 64, "experts": 4, "top_k": 4, "staging": staging
+            });
             assert_eq!(row["moe"], layer);
         }
     }

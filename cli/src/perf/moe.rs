@@ -1,6 +1,6 @@
 //! A layer with experts: its sizes, the routing of its tokens, and its memory.
 
-use fusewire::{Communicator, Dispatched, Moe, MoeConfig, Result, Tensor};
+use fusewire::{Communicator, Dispatched, Moe, MoeConfig, MoeMode, Result, Tensor};
 use serde::Serialize;
 
 use super::usage;
@@ -24,6 +24,10 @@ pub(crate) struct ExpertLayer {
     /// Experts of a token: 1 to 16.
     #[arg(long, default_value_t = Self::DEFAULT.top_k, value_name = "EXPERTS")]
     pub(crate) top_k: u32,
+    /// Selects high throughput mode, with this number of tokens of a rank in a round. 0 selects low
+    /// latency mode.
+    #[arg(long, default_value_t = Self::DEFAULT.staging, value_name = "TOKENS")]
+    pub(crate) staging: usize,
 }
 
 impl ExpertLayer {
@@ -32,6 +36,7 @@ impl ExpertLayer {
         hidden: 2048,
         experts: 128,
         top_k: 8,
+        staging: 0,
     };
 
     /// Returns an error if a layer cannot have these sizes.
@@ -40,6 +45,7 @@ impl ExpertLayer {
             hidden,
             experts,
             top_k,
+            ..
         } = *self;
         if hidden == 0 || !hidden.is_multiple_of(8) || hidden > MAX_HIDDEN {
             return Err(usage(format!(
@@ -65,11 +71,16 @@ impl ExpertLayer {
             hidden,
             experts,
             top_k,
+            staging,
         } = self;
+        let mode = match staging {
+            0 => String::new(),
+            staging => format!(", high throughput mode with staging {staging}"),
+        };
         [
             format!(
-                "moe: hidden {hidden}, {experts} experts, top {top_k}, expert-major; bytes are the \
-                 tokens of a rank, busbw what the busiest rank sends to others"
+                "moe: hidden {hidden}, {experts} experts, top {top_k}, expert-major{mode}; bytes \
+                 are the tokens of a rank, busbw what the busiest rank sends to others"
             ),
             "moe: an operation is repeated alone, so it begins with an exchange of signals"
                 .to_owned(),
@@ -301,6 +312,7 @@ impl Experts {
             hidden,
             experts,
             top_k,
+            staging,
         } = layer;
         let tokens = x.len() / hidden;
         let routing = Routing::new(layer, comm.size(), tokens);
@@ -308,7 +320,10 @@ impl Experts {
         let (ids, weights): (Vec<i32>, Vec<f32>) = own
             .map(|selection| (selection.expert as i32, selection.weight))
             .unzip();
-        let config = MoeConfig::new(experts, top_k, hidden, tokens).input(x.dtype());
+        let mut config = MoeConfig::new(experts, top_k, hidden, tokens).input(x.dtype());
+        if staging > 0 {
+            config = config.mode(MoeMode::HighThroughput).staging(staging);
+        }
         let moe = Moe::new(comm, &config)?;
         let (ids, weights) = (comm.tensor_from(&ids)?, comm.tensor_from(&weights)?);
         let dispatched = moe.dispatch(x, &ids, &weights)?;
@@ -413,6 +428,7 @@ mod tests {
             hidden: 8,
             experts: 10,
             top_k: 3,
+            staging: 0,
         };
         let routing = Routing::new(layer, 4, 5);
         let mut rows = 0;
@@ -437,6 +453,7 @@ mod tests {
             hidden: 8,
             experts: 4,
             top_k: 4,
+            staging: 0,
         };
         // Each token selects all experts: two on each rank.
         let routing = Routing::new(layer, 2, 5);
