@@ -221,7 +221,7 @@ pub fn check(target: Target, text: &Disassembly) -> Vec<Violation> {
     let kernel = Kernel::new(target, text);
     let mut out = Vec::new();
     for (index, instruction) in text.instructions.iter().enumerate() {
-        let jumps = ["s_setpc", "s_swappc", "s_call", "s_rfe"];
+        let jumps = ["s_swappc", "s_call", "s_rfe"];
         let lost = instruction.is_branch() && instruction.target.is_none();
         if lost || jumps.iter().any(|jump| instruction.code.starts_with(jump)) {
             out.push(kernel.violation(FLOW, index, "a jump to an unknown target"));
