@@ -847,9 +847,10 @@ int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire
 
 #define FUSEWIRE_MOE_LOW_LATENCY 0     /* for few tokens, as in decoding: a rank sends all rows at
                                           once, and peers have room for as many as can arrive. An
-                                          operation is one launch, and has two halves. */
+                                          operation is one launch, or two with MASK_MISSING and
+                                          several blocks, and has two halves. */
 #define FUSEWIRE_MOE_HIGH_THROUGHPUT 1 /* for many tokens, as in prefill: the ranks first exchange
-                                          the numbers of rows. Rows and results then pass through
+                                          row counts. Rows and results then pass through
                                           staging in rounds, each of which is a launch. Operations
                                           have no halves. Not with MASK_MISSING. */
 
@@ -868,10 +869,10 @@ int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire
    masks by itself. A mask lasts as long as the fusewire_moe. Other operations of the communicator
    still fail if a rank is dead. */
 #define FUSEWIRE_MOE_MASK_MISSING 1
-/* Flag: the scales of the same group of all rows are contiguous, as tensor maps need it. Columns
-   start at multiples of 16 bytes. UE8M0 scales are then U32 words of the scales of four groups of a
-   row, the first in the lowest byte. Only for PAYLOAD_FP8, in EXPERT_MAJOR order or in
-   HIGH_THROUGHPUT mode. */
+/* Flag: the scales of the same group of all rows are contiguous, and columns start at multiples of
+   16 bytes, as the tensor maps of TMA require. UE8M0 scales are then U32 words of the scales of
+   four groups of a row, the first in the lowest byte. Only for PAYLOAD_FP8, in EXPERT_MAJOR order
+   or in HIGH_THROUGHPUT mode. */
 #define FUSEWIRE_MOE_COLUMN_SCALES 2
 /* Flag: received rows are converted to the dtype of the configuration: the fp8 element times its
    scale, in f32, rounded once. There are no scales. Only for PAYLOAD_FP8, in EXPERT_MAJOR order or
@@ -886,11 +887,11 @@ typedef struct fusewire_moe_config {
   uint64_t hidden;        /* elements of a token: a multiple of 8, or of 128 for PAYLOAD_FP8 or
                              RESULTS_FP8 */
   uint64_t max_tokens;    /* of a rank */
-  uint64_t capacity;      /* limit of the rows of a rank in EXPERT_MAJOR order, with those that the
-                             alignment adds, or in HIGH_THROUGHPUT mode; default: all that can
-                             arrive. With fewer, the ranks agree on the numbers of rows before the
-                             rows, which takes one or two more messages; if they exceed the
-                             capacity, dispatch fails before any row moves. */
+  uint64_t capacity;      /* limit of the rows of a rank, with those that the alignment adds;
+                             default: all that can arrive. Has no effect in RANK_MAJOR order in
+                             LOW_LATENCY mode. With fewer, the ranks exchange row counts before the
+                             rows, which takes one or two more messages; if the rows of any rank
+                             exceed the capacity, dispatch fails before any row moves. */
   uint64_t alignment;     /* in EXPERT_MAJOR order, the rows of each expert start at a multiple of
                              this number; default: 1 */
   uint32_t dtype;         /* of tokens and results: BF16 (or 0), F16, F32 */
@@ -907,9 +908,10 @@ typedef struct fusewire_moe_config {
                              is itself waiting for a missing rank is masked after four times it. */
   uint32_t mode;          /* FUSEWIRE_MOE_LOW_LATENCY, FUSEWIRE_MOE_HIGH_THROUGHPUT */
   uint32_t results;       /* FUSEWIRE_MOE_RESULTS_SAME, FUSEWIRE_MOE_RESULTS_FP8 */
-  uint64_t staging;       /* HIGH_THROUGHPUT: tokens of a rank that are sent in a round, at least 1
-                             for each block; default: 512. A rank has staging for the rows of two
-                             rounds from each rank, and for the results of two rounds. Else 0. */
+  uint64_t staging;       /* HIGH_THROUGHPUT: tokens that each rank sends in a round: at most
+                             max_tokens, rounded up to a multiple of the blocks; default: 512. A
+                             rank has staging for the rows of two rounds from each rank, and for the
+                             results of two rounds. Else 0. */
 } fusewire_moe_config;
 
 /* Sizes. */
@@ -989,8 +991,8 @@ int fusewire_moe_query(const fusewire_moe *moe, fusewire_moe_info *info);
    experts of this rank. `micro_batch` is less than in_flight. `tokens` is at most max_tokens. `x`
    has `hidden` elements of each token, `ids` top_k experts, and `weights` their weights. A
    selection with a negative id is not sent. An expert that a token selects twice counts twice.
-   `ids` and `weights` must stay allocated and unchanged until the last combine or redispatch of
-   this dispatch has ended.
+   Every combine of this dispatch, and of each redispatch that follows it, reads `ids` and
+   `weights`: they must stay allocated and unchanged until the last of these combines has ended.
 
    Stores the addresses of the result in `dispatched`, whose struct_size the program has set. The
    contents are valid for work that is enqueued on the stream afterwards. After a failed call, all
@@ -1012,8 +1014,10 @@ int fusewire_moe_dispatch_receive(const fusewire_comm *comm, const fusewire_moe 
 
 /* Dispatches other tokens to the same experts: uses the ids and weights of `previous`, the result
    of the last dispatch of its micro-batch, without reading the ids and counting them again. The
-   experts are on the ranks on which they were then. `x` has as many tokens. All ranks call the
-   function together. `dispatched` may be `previous`, and is not changed by a call that fails. */
+   experts are on the ranks on which they were then. `x` has as many tokens. When the call or a
+   replay of it runs, the last dispatch of the micro-batch on the device must have had the same ids
+   and weights; otherwise the sums of combine are wrong. All ranks call the function together.
+   `dispatched` may be `previous`, and is not changed by a call that fails. */
 int fusewire_moe_redispatch(const fusewire_comm *comm, const fusewire_moe *moe, const void *x,
                             const fusewire_moe_dispatched *previous,
                             fusewire_moe_dispatched *dispatched);
@@ -1049,7 +1053,7 @@ int fusewire_moe_combine_receive(const fusewire_comm *comm, const fusewire_moe *
    ended. */
 int fusewire_moe_set_placement(const fusewire_moe *moe, const uint32_t *ranks, uint64_t count);
 
-/* Stores in `places` the device address of the place of each expert: rank << 16 | number of the
+/* Stores in `places` the device address of the place of each expert: rank << 16 | index of the
    expert on the rank. Each dispatch reads the places, so kernels may change them between operations
    and between replays of a graph, in the same way on all ranks. */
 int fusewire_moe_placement(const fusewire_moe *moe, uint32_t **places);
@@ -1059,7 +1063,8 @@ int fusewire_moe_placement(const fusewire_moe *moe, uint32_t **places);
 int fusewire_moe_tokens_per_expert(const fusewire_moe *moe, uint64_t **tokens);
 
 /* Stores in `nanoseconds` the device address of the time for which block 0 has waited for the rows
-   of each rank, over all dispatches, from the start of the wait for all ranks. */
+   of each rank, over all dispatches. Each time is measured from the start of the wait, which all
+   ranks share. In HIGH_THROUGHPUT mode, the wait for the row counts is included. */
 int fusewire_moe_wait_ns(const fusewire_moe *moe, uint64_t **nanoseconds);
 
 /* Stores in `mask` the device address of the state of each rank (FUSEWIRE_MOE_MASK_MISSING): 0 if

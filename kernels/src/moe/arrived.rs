@@ -33,7 +33,7 @@ pub(super) struct Selection {
     pub(super) slot: usize,
     /// The token.
     pub(super) token: u32,
-    /// Number of the selection among those of the token.
+    /// Index of the selection among those of the token.
     pub(super) k: usize,
     /// The place of the expert.
     pub(super) place: u32,
@@ -61,8 +61,8 @@ impl<'a> Arrived<'a> {
         let (_, ranks, blocks) = place_of(s);
         Ok(Self {
             shape,
-            // SAFETY: after the wait, honest peers write the words that the launch reads only after
-            // a later launch of this rank; what others write is checked before it is used.
+            // SAFETY: after the wait, correct peers write the words that the launch reads only
+            // after a later launch of this rank; what others write is checked before it is used.
             words: unsafe { Memory::of(words) },
             own,
             round,
@@ -199,8 +199,8 @@ impl<'a> Arrived<'a> {
         }
     }
 
-    /// Returns the numbers of rows from `rank` before those of this block, and of this block, which
-    /// it has announced.
+    /// Returns the announced number of rows from `rank` before those of this block, and the
+    /// announced number of rows of this block.
     #[inline(always)]
     pub(super) fn announced_of_block(&self, rank: u32) -> (u32, u32) {
         (self.announced(rank, 1), self.announced(rank, 2))

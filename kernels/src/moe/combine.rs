@@ -60,7 +60,7 @@ impl<'a> Combine<'a> {
         let round = if is_next { own.round() } else { 0 };
         let rounds = if is_staged { own.rounds() } else { 1 };
         if is_next && step == COMBINED && round == rounds {
-            return Ok(()); // The ranks have fewer tokens than they may have.
+            return Ok(()); // All rounds are complete; launches are enqueued for `max_tokens`.
         }
         if flags.has(MoeFlags::SEND) {
             let may_send = match is_next {
@@ -118,7 +118,7 @@ impl<'a> Combine<'a> {
         let (shape, block, k) = (&self.shape, s.block(), self.shape.k());
         let (is_staged, most) = (shape.is_staged(), shape.max_tokens as usize);
         let arrived = Arrived::new(s, self.shape, &self.rows, *own, round)?.kept();
-        // The first result that this rank writes at a peer, and the number of those.
+        // The index of the first result that this rank may write at a peer, and their number.
         let (first, count) = match is_staged {
             true => (self.region(s, round), shape.results_of_round()),
             false => {
@@ -167,7 +167,7 @@ impl<'a> Combine<'a> {
         Ok(())
     }
 
-    /// Returns the number of the first result of this block in a round.
+    /// Returns the index of the first result of this block in a round.
     #[inline(always)]
     fn region<M: Machine>(&self, s: &Session<M>, round: usize) -> usize {
         let region = 2 * s.block().index() as usize + round % 2;
@@ -294,7 +294,7 @@ impl<'a> Combine<'a> {
     }
 }
 
-/// Returns the number of the first result that `rank` writes.
+/// Returns the index of the first result that `rank` writes.
 #[inline(always)]
 fn first_result(shape: &MoeShape, mask: Mask<'_>, rank: u32) -> usize {
     match mask.is_used() {
@@ -317,7 +317,7 @@ struct Sum<'a> {
     ranks: u32,
     /// Number of tokens.
     tokens: usize,
-    /// Selections before the one whose result is the first.
+    /// Index of the selection whose result comes first in `results`.
     base: usize,
 }
 
@@ -350,7 +350,7 @@ impl Sum<'_> {
             ..self
         };
         with_element!(self.shape.flags, T => {
-            // SAFETY: the precondition of this function; the results are there.
+            // SAFETY: the precondition of this function; the number of results was checked.
             unsafe {
                 if self.shape.flags.has(MoeFlags::FP8_RESULTS) {
                     sum.add::<M, T, Fp8, UNIT>(s, tokens);

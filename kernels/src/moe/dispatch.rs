@@ -46,7 +46,7 @@ impl<'a> Dispatch<'a> {
         let is_round = flags.has(MoeFlags::ROUND);
         let (mut step, round) = (own.step(), if is_round { own.round() } else { 0 });
         if is_round && step == DISPATCHED && round == own.rounds() {
-            return Ok(()); // The ranks have fewer tokens than they may have.
+            return Ok(()); // All rounds are complete; launches are enqueued for `max_tokens`.
         }
         if flags.has(MoeFlags::SEND) {
             let may_send = match is_round {
@@ -248,7 +248,7 @@ impl<'a> Dispatch<'a> {
         });
     }
 
-    /// Returns the number of the quantized row of token `first`, the first one of the block or of
+    /// Returns the index of the quantized row of token `first`, the first one of the block or of
     /// the round.
     #[inline(always)]
     fn first_packed<M: Machine>(&self, block: Block<M>, first: usize) -> usize {

@@ -8,11 +8,11 @@
 //! sends, the other receives.
 //!
 //! # Protocol
-//! Memory and signals belong to a micro-batch, whose launches follow each other. In dispatch,
-//! block b of a rank writes the rows of its part of the tokens, and an announcement, to every rank,
-//! and raises [`ROWS`]; block b of the receiver waits for block b of every rank. In combine, block
-//! b returns the results of the rows that it has received from block b of the rank, and raises
-//! [`RESULTS`].
+//! The file `staged` describes launches with staging, and this section the others. Memory and
+//! signals belong to a micro-batch, whose launches follow each other. In dispatch, block b of a
+//! rank writes the rows of its part of the tokens, and an announcement, to every rank, and raises
+//! [`ROWS`]; block b of the receiver waits for block b of every rank. In combine, block b returns
+//! the results of the rows that it has received from block b of the rank, and raises [`RESULTS`].
 //!
 //! Rows and announcements:
 //! - **Who may overwrite what:** a rank overwrites its rows and announcements of dispatch n at a
@@ -37,11 +37,12 @@
 //!
 //! The half that receives has two parts: one waits, the other interprets what has arrived. With
 //! [`MoeFlags::MASK`], a rank that does not arrive in time is *masked*: from then on, this rank
-//! neither signals nor awaits it, and uses nothing that it has sent. Each block may find other
-//! ranks missing, so the parts are separate launches unless the launch has a single block. All
-//! blocks of the second launch see the same mask, without waiting for each other. Each rank then
-//! writes its results to a region of its own, so that the late writes of a masked rank, of rows and
-//! of results, change nothing that is still in use. The file `mask` has the protocol of the mask.
+//! neither signals nor awaits it, and uses nothing that it has sent. Different blocks may find
+//! different ranks missing, so the parts are separate launches unless the launch has a single
+//! block. All blocks of the second launch see the same mask, without waiting for each other. Each
+//! rank then writes its results to a region of its own, so that the late writes of a masked rank,
+//! of rows and of results, change nothing that is still in use. The file `mask` has the protocol of
+//! the mask.
 //!
 //! Every rank raises its signals to every rank, even if it has no rows for it, and all ranks make
 //! the same calls. So all ranks find the same *step* of the micro-batch, which determines whether
@@ -53,7 +54,7 @@
 //! | `routing` | slots and indices of the rows |
 //! | `arrived` | rows that have arrived, and the selections in their headers |
 //! | `dispatch`, `combine` | the kernels |
-//! | `staged` | rounds, in which any number of tokens passes through staging of a bounded size |
+//! | `staged` | rounds, in which tokens pass through staging of a bounded size |
 //! | `fp8` | quantization of rows and results, and the reverse |
 //! | `mask` | ranks that are missing |
 //! | `memory` | elements whose number a launch checks once |
@@ -135,7 +136,8 @@ const COMBINED: u32 = 6;
 /// expert-major order, `out` gets the payload and, from [`MoeShape::scales_at`] on, the scales, or
 /// with [`MoeFlags::DEQUANTIZE`] elements of the type of `x`, and no scales. Otherwise both stay in
 /// the window, where the code that follows reads them. `wait_ns` gets the nanoseconds from the
-/// start of the wait to the arrival of each rank's rows, added to what it has; it may be empty.
+/// start of the wait to the arrival of each rank's rows, and with staging of its announcements,
+/// added to what it has; it may be empty.
 /// `mask` has a word for each rank; [`MoeFlags::MASK`] sets those of missing ranks to
 /// [`LATE`] or [`ENDED`]. With [`MoeFlags::REUSE`], `ids`, `weights` and `placement` are not read,
 /// except for the number of tokens: the selections are those of the last dispatch.

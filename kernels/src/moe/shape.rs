@@ -45,7 +45,7 @@ impl MoeFlags {
     pub const MASK: Self = Self(64);
     /// Dispatch sends to the same experts as the last dispatch.
     pub const REUSE: Self = Self(128);
-    /// In the copies of rows, the scales have a column for each word of the scales of a row.
+    /// The copies of rows have column-major scales: a column for each word of the scales of a row.
     pub const COLUMNS: Self = Self(256);
     /// The copies of rows are converted from fp8 to the type of the tokens.
     pub const DEQUANTIZE: Self = Self(512);
@@ -99,10 +99,10 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-/// The shape of a launch. Only the flags and the capacity may differ between ranks.
+/// The shape of a launch: equal on all ranks.
 ///
 /// Sizes are in words of 4 bytes. A **row** is what one rank sends another of a token: the payload,
-/// the scales of the payload, and the header: the number of the token, and for each selection its
+/// the scales of the payload, and the header: the index of the token, and for each selection its
 /// place, its index among the sender's selections of that expert, and its weight. Rows are
 /// [`MoeShape::row_stride`] apart.
 ///
@@ -324,8 +324,8 @@ impl MoeShape {
         ceil(self.capacity as usize, 4)
     }
 
-    /// Returns the number of results at a rank that one rank can write: all of them, unless each
-    /// rank has a region of its own.
+    /// Returns the number of results in a region of the window of results. All ranks write to one
+    /// region, unless each has its own.
     #[inline(always)]
     pub const fn results_of_rank(&self) -> usize {
         self.max_tokens as usize * self.k()
@@ -437,16 +437,17 @@ impl MoeShape {
 }
 
 /// Layout of the description of a result, in words: the rows of each expert or rank, the first row
-/// of each expert, and for each row its rank and token, its experts and its weights.
+/// of each expert, or with staging of each rank in rank-major order, and for each row its rank and
+/// token, its experts and its weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Meta {
-    /// Counts, which come first.
+    /// Number of counts. They come first.
     pub counts: usize,
-    /// Offsets.
+    /// Number of offsets; 0 if there are none.
     pub offsets: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Experts and weights of a row.
+    /// Number of experts, and of weights, of a row.
     pub each: usize,
     /// First word of the offsets.
     pub offsets_at: usize,
@@ -456,7 +457,7 @@ pub struct Meta {
     pub ids_at: usize,
     /// First word of the weights.
     pub weights_at: usize,
-    /// Words.
+    /// Number of words.
     pub words: usize,
 }
 
@@ -464,9 +465,9 @@ pub struct Meta {
 /// and of later blocks.
 pub(crate) const SEGMENTS: usize = 3;
 
-/// Words about a rank whose rows arrive through staging: its tokens, and the number of rows before
-/// those that the block receives, from this rank and the ranks before it. For each round, the
-/// number of rows that have arrived before it follows.
+/// Words about a rank whose rows arrive through staging: its tokens, and the index of the first row
+/// that the block receives from it, after all rows of lower ranks and its rows for lower blocks.
+/// For each round, the number of rows that have arrived before it follows.
 pub(crate) const ORIGIN: usize = 2;
 
 /// Layout of the memory that only a rank itself uses, in words.

@@ -1,4 +1,4 @@
-//! Dispatch and combine of any number of tokens, through staging of a bounded size.
+//! Dispatch and combine of many tokens, through staging of a bounded size.
 //!
 //! Each block sends its tokens in *rounds* of [`MoeShape::staging`] tokens. All ranks know the
 //! tokens of all ranks from the announcements, so block b of every rank takes part in as many
@@ -6,12 +6,12 @@
 //!
 //! In dispatch, block b sends the rows of its tokens to block b of every rank, and raises
 //! [`ROWS`](super::ROWS); the receiver copies the rows to the result, and keeps their headers. In
-//! combine, it writes the results of the rows that it has received in the same round of dispatch,
-//! and raises [`RESULTS`](super::RESULTS). For both, a rank has a region for the even rounds of
-//! each block, and one for the odd rounds.
+//! combine, block b writes the results of the rows that it has received in the same round of
+//! dispatch, and raises [`RESULTS`](super::RESULTS). For both, a rank has a region for the even
+//! rounds of each block, and one for the odd rounds.
 //!
 //! - **Who may overwrite what:** a rank overwrites its rows of round r at a peer in round r + 2,
-//!   and so its results,
+//!   and likewise its results,
 //! - **after having acquired** the peer's signal [`ROWS`](super::ROWS) of round r + 1, or
 //!   [`RESULTS`](super::RESULTS) for results. The rows and results of the last two rounds: the
 //!   peer's signal [`COUNTS`](super::COUNTS) of the next dispatch, or [`AGAIN`](super::AGAIN) of

@@ -25,8 +25,8 @@ pub enum MoePayload {
     /// In fp8 E4M3, with a scale for each 128 channels of a token.
     ///
     /// With `a` the largest magnitude of the channels, at least 1e-4, the scale is `a / 448`, and
-    /// an element is `x * (448 / a)` in f32, rounded to the nearest, ties to even, saturating. A
-    /// NaN makes all 128 elements and the scale NaN.
+    /// an element is `x * (448 / a)` in f32, rounded to the nearest E4M3, ties to even, saturating.
+    /// A NaN makes all 128 elements and the scale NaN.
     Fp8(MoeScales),
 }
 
@@ -42,7 +42,7 @@ pub enum MoeResults {
     Fp8,
 }
 
-/// Use of dispatch and combine.
+/// Protocol of dispatch and combine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MoeMode {
@@ -77,8 +77,8 @@ pub enum MoeScalesLayout {
     #[default]
     RowMajor,
     /// The scales of the same 128 channels of all rows are contiguous, and columns start at
-    /// multiples of 16 bytes, as tensor maps need it. UE8M0 scales are u32, with those of 512
-    /// channels of a row, the first in the lowest byte.
+    /// multiples of 16 bytes, as the tensor maps of TMA require. UE8M0 scales are u32, with those
+    /// of 512 channels of a row, the first in the lowest byte.
     ColumnMajor,
 }
 
@@ -94,7 +94,7 @@ pub enum MoeReceived {
     Dequantized,
 }
 
-/// Consequence of a rank that does not send in time, or whose process has ended.
+/// Behavior when a rank does not send in time, or its process has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MissingRanks {
@@ -116,7 +116,7 @@ pub enum MissingRanks {
     /// All other failures, and all other operations of the communicator, fail as always: an
     /// `all_reduce` with a dead rank fails the communicator, and so does a failure of a masked
     /// rank. Needs ranks that reach each other by load and store. The window of results has a
-    /// region for each rank, so it is larger by the factor of their number.
+    /// region for each rank, so it is larger by a factor of the number of ranks.
     ///
     /// [`Moe`]: super::Moe
     /// [`Moe::mask`]: super::Moe::mask
@@ -131,7 +131,9 @@ pub enum MoeLayout {
     /// A row for each selection, expert by expert: the copies that a grouped GEMM needs.
     #[default]
     ExpertMajor,
-    /// A row for each token, rank by rank: in low latency mode where the tokens have arrived.
+    /// A row for each token, rank by rank. In low latency mode, the rows stay where they have
+    /// arrived. In high throughput mode, dispatch copies them, and the rows of all ranks are
+    /// contiguous.
     RankMajor,
 }
 
@@ -147,16 +149,16 @@ pub struct MoeConfig {
     pub hidden: usize,
     /// Maximum number of tokens of a rank.
     pub max_tokens: usize,
-    /// Maximum number of rows of a rank in expert-major order, including those that the alignment
-    /// adds, or in high throughput mode. `None` (default) is as many as can arrive. With fewer, the
-    /// ranks agree on the numbers of rows before the rows, which takes one or two more messages; if
-    /// the rows of any rank exceed the capacity, dispatch fails on all ranks before any row moves.
+    /// Maximum number of rows of a rank, including those that the alignment adds. Has no effect in
+    /// rank-major order in low latency mode. `None` (default) is as many as can arrive. With fewer,
+    /// the ranks exchange row counts before the rows, which takes one or two more messages; if the
+    /// rows of any rank exceed the capacity, dispatch fails on all ranks before any row moves.
     pub capacity: Option<usize>,
-    /// Use of dispatch and combine.
+    /// Protocol of dispatch and combine.
     pub mode: MoeMode,
-    /// In high throughput mode, the tokens of a rank that are sent in a round: at least 1 for each
-    /// block. A rank has staging for the rows of two rounds from each rank, and for the results of
-    /// two rounds. `None` (default) is 512.
+    /// In high throughput mode, the tokens that each rank sends in a round: at most `max_tokens`,
+    /// rounded up to a multiple of the blocks. A rank has staging for the rows of two rounds from
+    /// each rank, and for the results of two rounds. `None` (default) is 512.
     pub staging: Option<usize>,
     /// Type of the tokens and results: bf16 (default), f16 or f32.
     pub input: DType,
@@ -182,7 +184,7 @@ pub struct MoeConfig {
     ///
     /// [`Options::blocks`]: field@crate::Options::blocks
     pub blocks: u32,
-    /// Consequence of a rank that does not send in time, or whose process has ended.
+    /// Behavior when a rank does not send in time, or its process has ended.
     pub missing_ranks: MissingRanks,
     /// Timeout of each wait for another rank. `None` (default) selects the communicator's
     /// ([`Options::timeout`]).
@@ -224,7 +226,7 @@ impl MoeConfig {
         self
     }
 
-    /// Sets the use of dispatch and combine.
+    /// Sets the protocol of dispatch and combine.
     #[must_use]
     pub fn mode(mut self, mode: MoeMode) -> Self {
         self.mode = mode;

@@ -52,10 +52,10 @@ pub struct MoeInfo {
 /// The tokens that a rank has received for its experts, from [`Moe::dispatch`].
 ///
 /// The tensors belong to the micro-batch, and every dispatch of the micro-batch overwrites them.
-/// Their contents are valid until the next dispatch; in rank-major order in low latency mode, `x`
-/// and `scales` are valid until the next combine, and ranges of the memory in which rows arrive:
-/// the caller must not write between their rows, because combine reads what is there. Operations on
-/// other streams are ordered like other accesses to tensors.
+/// Their contents are valid until the next dispatch. Operations on other streams are ordered like
+/// other accesses to tensors. In rank-major order in low latency mode, `x` and `scales` are views
+/// of the memory in which rows arrive, and are valid only until the next combine. The caller must
+/// not write between the rows: combine reads the headers of the rows there.
 ///
 /// | | expert-major | rank-major |
 /// |---|---|---|
@@ -451,8 +451,8 @@ impl Moe {
     }
 
     /// Returns the nanoseconds for which block 0 has waited for the rows of each rank, over all
-    /// dispatches, from the start of each wait for all ranks; u64. In high throughput mode, a rank
-    /// also waits for the numbers of rows.
+    /// dispatches; u64. Each time is measured from the start of the wait, which all ranks share. In
+    /// high throughput mode, the wait for the row counts is included.
     pub fn wait_ns(&self) -> &Tensor {
         &self.shared.wait_ns
     }
@@ -579,9 +579,9 @@ impl Moe {
 }
 
 /// The half that receives.
-const RECEIVE: MoeFlags = MoeFlags::WAIT.with(MoeFlags::RECEIVE);
+const RECEIVE_HALF: MoeFlags = MoeFlags::WAIT.with(MoeFlags::RECEIVE);
 /// Both halves of an operation.
-const BOTH: MoeFlags = MoeFlags::SEND.with(RECEIVE);
+const BOTH_HALVES: MoeFlags = MoeFlags::SEND.with(RECEIVE_HALF);
 
 impl MicroBatch {
     /// Sends each token to the ranks of its experts, and receives the tokens for the experts of
@@ -590,14 +590,15 @@ impl MicroBatch {
     /// `ids` has `top_k` experts for each token, i32, and `weights` their weights, f32. Selections
     /// with a negative id are not sent. An expert that a token selects twice counts twice. `x` has
     /// the tokens, up to [`MoeConfig::max_tokens`]; their number may differ between ranks, and be
-    /// 0. Combine reads `ids` and `weights` again, so they must not change until then.
+    /// 0. Every combine of this dispatch, and of each redispatch that follows it, reads `ids` and
+    /// `weights` again, so they must not change until the last of these combines has ended.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a tensor does not have the
     /// right type and length; the communicator's failure.
     pub fn dispatch(&self, x: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Dispatched> {
         let dispatched = self.dispatched(x, ids, weights)?;
-        self.launch_dispatch(BOTH, Some(x), &dispatched)?;
+        self.launch_dispatch(BOTH_HALVES, Some(x), &dispatched)?;
         Ok(dispatched)
     }
 
@@ -626,7 +627,7 @@ impl MicroBatch {
     /// on the device, such as one of another graph, had another number of tokens.
     pub fn redispatch(&self, x: &Tensor, previous: &Dispatched) -> Result<Dispatched> {
         let dispatched = self.redispatched(x, previous)?;
-        self.launch_dispatch(BOTH.with(MoeFlags::REUSE), Some(x), &dispatched)?;
+        self.launch_dispatch(BOTH_HALVES.with(MoeFlags::REUSE), Some(x), &dispatched)?;
         Ok(dispatched)
     }
 
@@ -653,9 +654,9 @@ impl MicroBatch {
     /// # Errors
     /// As [`MicroBatch::dispatch`].
     pub fn dispatch_receive(&self, dispatched: &Dispatched) -> Result<()> {
-        self.check_halves("moe_dispatch", RECEIVE)?;
+        self.check_halves("moe_dispatch", RECEIVE_HALF)?;
         self.check_own("moe_dispatch", dispatched)?;
-        self.launch_dispatch(RECEIVE, None, dispatched)
+        self.launch_dispatch(RECEIVE_HALF, None, dispatched)
     }
 
     /// Returns the experts' results to the ranks of their tokens, and writes the weighted sum of
@@ -670,7 +671,7 @@ impl MicroBatch {
     /// As [`MicroBatch::dispatch`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) if
     /// `dispatched` belongs to another micro-batch.
     pub fn combine(&self, y: &Tensor, dispatched: &Dispatched, out: &Tensor) -> Result<()> {
-        self.launch_combine(BOTH, Some(y), dispatched, Some(out))
+        self.launch_combine(BOTH_HALVES, Some(y), dispatched, Some(out))
     }
 
     /// Runs the sending half of [`MicroBatch::combine`].
@@ -686,7 +687,7 @@ impl MicroBatch {
     /// # Errors
     /// As [`MicroBatch::combine`].
     pub fn combine_receive(&self, dispatched: &Dispatched, out: &Tensor) -> Result<()> {
-        self.launch_combine(RECEIVE, None, dispatched, Some(out))
+        self.launch_combine(RECEIVE_HALF, None, dispatched, Some(out))
     }
 
     /// Returns the missing results of the last combine, with [`MissingRanks::Mask`]: u32 for each
@@ -811,7 +812,7 @@ impl MicroBatch {
     fn launches(&self, halves: MoeFlags) -> impl Iterator<Item = MoeFlags> {
         let Shared { config, info, .. } = &*self.moe.shared;
         let is_split = config.missing_ranks == MissingRanks::Mask && info.blocks > 1;
-        let (first, second) = match is_split && halves.has(RECEIVE) {
+        let (first, second) = match is_split && halves.has(RECEIVE_HALF) {
             true => (halves.without(MoeFlags::RECEIVE), Some(MoeFlags::RECEIVE)),
             false => (halves, None),
         };
@@ -826,7 +827,7 @@ impl MicroBatch {
 
     /// Rejects one half of an operation in high throughput mode.
     fn check_halves(&self, operation: &'static str, halves: MoeFlags) -> Result<()> {
-        if self.rounds() == 0 || halves.has(BOTH) {
+        if self.rounds() == 0 || halves.has(BOTH_HALVES) {
             return Ok(());
         }
         Err(invalid(
@@ -845,10 +846,10 @@ impl MicroBatch {
         dispatched: &Dispatched,
     ) -> Result<()> {
         if self.rounds() > 0 {
-            // The numbers of rows first; `halves` may also say that the routing is reused.
-            let count = halves.without(RECEIVE);
+            // The row counts first; `halves` may also say that the routing is reused.
+            let count = halves.without(RECEIVE_HALF);
             self.launch_dispatch_once(count, x, dispatched)?;
-            let round = BOTH.with(MoeFlags::ROUND);
+            let round = BOTH_HALVES.with(MoeFlags::ROUND);
             return (0..self.rounds())
                 .try_for_each(|_| self.launch_dispatch_once(round, x, dispatched));
         }
