@@ -273,19 +273,23 @@ mod models {
         entries
     }
 
-    /// Returns launches of a mixture of experts with staging for two tokens of a block. Each
-    /// operation has as many rounds as its block with the most tokens may need.
-    fn staged_moe(layout: MoeFlags, config: Config, blocks: Blocks, faulty: bool) -> Scenario {
-        let mixture = Mixture {
+    /// Returns a mixture of experts with staging for `staging` tokens of a block.
+    fn staged_mixture(layout: MoeFlags, ranks: u32, staging: u32) -> Mixture {
+        Mixture {
             local_experts: 2,
             top_k: 3,
             max_tokens: 7,
-            capacity: 21 * config.ranks,
+            capacity: 21 * ranks,
             layout,
             batches: 1,
             tokens: Tokens::Varied,
-            staging: 2,
-        };
+            staging,
+        }
+    }
+
+    /// Returns launches of a mixture of experts with staging for two tokens of a block. Each
+    /// operation has as many rounds as its block with the most tokens may need.
+    fn staged_moe(layout: MoeFlags, config: Config, blocks: Blocks) -> Scenario {
         let rounds = 7usize.div_ceil(config.blocks as usize).div_ceil(2);
         let mut launches = Vec::new();
         for round in 1..4 {
@@ -293,15 +297,11 @@ mod models {
             launches.extend(dispatch.staged(rounds));
             launches.extend(combine.staged(rounds));
             if round == 2 {
-                let mut again = combine.pass(1).staged(rounds);
-                if faulty {
-                    // As if there had been a dispatch.
-                    again[0] = again[0].with_fault(Injected::Step(3));
-                }
-                launches.extend(again);
+                launches.extend(combine.pass(1).staged(rounds));
                 launches.extend(dispatch.staged(rounds));
             }
         }
+        let mixture = staged_mixture(layout, config.ranks, 2);
         moe_of(mixture, config, blocks, &launches)
     }
 
@@ -323,7 +323,7 @@ mod models {
                 let name = format!(
                     "moe: rounds, {layout}, {ranks} ranks x {blocks} blocks x {lanes} lanes"
                 );
-                let scenario = staged_moe(flags, config, machine, false);
+                let scenario = staged_moe(flags, config, machine);
                 entries.push(Entry::model(&name, Bound::Random(schedules), scenario));
             }
         }
@@ -430,10 +430,18 @@ mod models {
             }
         }
         for (layout, flags) in LAYOUTS {
-            let name =
-                format!("control: moe: rounds of combine twice without a handshake, {layout}");
-            let scenario = staged_moe(flags, config(3, 1), Blocks::Single, true);
-            entries.push(Entry::control(&name, bound, None, scenario));
+            // In one round, so that both combines use the same region.
+            let combine = Launch::combine(1);
+            let mut launches = Launch::dispatch(1).staged(1);
+            launches.extend(combine.staged(1));
+            launches.push(combine.pass(1).staged(1)[0].with_fault(dispatched));
+            let mixture = staged_mixture(flags, 3, 7);
+            entries.push(Entry::control(
+                &format!("control: moe: rounds of combine twice without a handshake, {layout}"),
+                bound,
+                None,
+                moe_of(mixture, config(3, 1), Blocks::Single, &launches),
+            ));
         }
         entries
     }
