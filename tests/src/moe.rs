@@ -173,6 +173,8 @@ pub struct MoeCase {
     pub blocks: u32,
     /// Calls the halves of the operations.
     pub halves: bool,
+    /// Calls operations that wait.
+    pub blocking: bool,
     /// Each round dispatches other tokens to the same experts after the first tokens.
     pub reuse: bool,
     /// The tokens are negated.
@@ -207,6 +209,7 @@ impl MoeCase {
             in_flight: 1,
             blocks: 0,
             halves: false,
+            blocking: false,
             reuse: false,
             negated: false,
             masked: 0,
@@ -1008,6 +1011,14 @@ struct Layer<'a> {
 }
 
 impl Layer<'_> {
+    /// Waits for the stream, unless the operations have waited.
+    fn complete(&self) -> Result<(), String> {
+        match self.case.blocking {
+            true => Ok(()),
+            false => self.comm.synchronize().map_err(text),
+        }
+    }
+
     fn dispatch(&self, with: &Arguments) -> fusewire::Result<Dispatched> {
         let Arguments {
             x, ids, weights, ..
@@ -1049,7 +1060,7 @@ impl Layer<'_> {
             _ => false,
         };
         let dispatched = self.dispatch(&arguments).map_err(text)?;
-        comm.synchronize().map_err(text)?;
+        self.complete()?;
         if let Some(previous) = &self.previous {
             let (found, expected) = (dispatched.x.as_ptr(), previous.x.as_ptr());
             equal("address of x", found, expected)?;
@@ -1094,7 +1105,7 @@ impl Layer<'_> {
         let y = results(case, &expected, self.moe.info().results, expert);
         self.buffers.y.copy_from_bytes(&y).map_err(text)?;
         self.combine(dispatched, &out).map_err(text)?;
-        self.comm.synchronize().map_err(text)?;
+        self.complete()?;
         self.buffers.check(case, &outputs(case, &inputs, expert))
     }
 
@@ -1119,7 +1130,7 @@ impl Layer<'_> {
             let again = self.moe.redispatch(&arguments.x, previous);
             again.map_err(text)?
         };
-        self.comm.synchronize().map_err(text)?;
+        self.complete()?;
         let expected = expected(&case, ranks, rank, round);
         check_dispatched(&case, self.moe.info(), &again, &expected, false)?;
         for (sum, count) in self.received.iter_mut().zip(&expected.selections) {
@@ -1167,7 +1178,10 @@ fn check_info(case: &MoeCase, ranks: u32, info: &MoeInfo) -> Result<(), String> 
 pub fn run(comm: &Communicator, case: &MoeCase, rounds: usize) -> Result<(), String> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let named = |wrong: String| format!("rank {rank} of {ranks}, {case:?}: {wrong}");
-    let moe = Moe::new(comm, &case.config()).map_err(|error| named(text(error)))?;
+    let mut moe = Moe::new(comm, &case.config()).map_err(|error| named(text(error)))?;
+    if case.blocking {
+        moe = moe.blocking();
+    }
     check_info(case, ranks, moe.info()).map_err(named)?;
     let buffers = Buffers::new(comm, case, moe.info()).map_err(|error| named(text(error)))?;
     let mut layer = Layer {
@@ -1262,6 +1276,7 @@ pub fn settings(ranks: u32) -> Vec<MoeCase> {
             };
             cases.push(MoeCase {
                 missing_ranks: MissingRanks::Mask,
+                blocking: layout == MoeLayout::ExpertMajor,
                 ..base.clone()
             });
             cases.push(MoeCase {
@@ -1287,6 +1302,7 @@ pub fn settings(ranks: u32) -> Vec<MoeCase> {
                 layout,
                 halves,
                 results: MoeResults::Fp8,
+                blocking: true,
                 ..base.clone()
             });
         }
@@ -1324,6 +1340,7 @@ pub fn rounds(ranks: u32) -> Vec<MoeCase> {
             let is_fp8 = payload != MoePayload::Same;
             let form = MoeCase {
                 reuse: true,
+                blocking: true,
                 scales_layout: match is_fp8 {
                     true => MoeScalesLayout::ColumnMajor,
                     false => MoeScalesLayout::RowMajor,

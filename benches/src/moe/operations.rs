@@ -45,7 +45,7 @@ impl<'c> Operations<'c> {
             let mode = MoeMode::HighThroughput;
             config = config.mode(mode).staging(routing.staging);
         }
-        let moe = Moe::new(comm, &config)?;
+        let moe = Moe::new(comm, &config)?.blocking();
         let x: Vec<Bf16> = (0..tokens as u32)
             .flat_map(|token| routing::elements_of(rank, token, hidden))
             .collect();
@@ -66,14 +66,11 @@ impl<'c> Operations<'c> {
     }
 
     pub(super) fn dispatch(&self) -> Result<Dispatched> {
-        let received = self.moe.dispatch(&self.x, &self.ids, &self.weights)?;
-        self.comm.synchronize()?;
-        Ok(received)
+        Ok(self.moe.dispatch(&self.x, &self.ids, &self.weights)?)
     }
 
     pub(super) fn combine(&self, received: &Dispatched) -> Result<()> {
-        self.moe.combine(&self.y, received, &self.out)?;
-        Ok(self.comm.synchronize()?)
+        Ok(self.moe.combine(&self.y, received, &self.out)?)
     }
 
     /// Runs dispatch and combine once. Returns their times in microseconds.

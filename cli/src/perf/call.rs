@@ -87,11 +87,10 @@ pub(crate) fn call(
     enqueue: bool,
 ) -> Result<()> {
     if let Some(experts) = &buffers.experts {
-        match kind {
-            Kind::MoeCombine(_) => experts.combine(&buffers.output)?,
-            _ => experts.dispatch(&buffers.input)?,
-        }
-        return if enqueue { Ok(()) } else { comm.synchronize() };
+        return match kind {
+            Kind::MoeCombine(_) => experts.combine(&buffers.output, enqueue),
+            _ => experts.dispatch(&buffers.input, enqueue),
+        };
     }
     let issue = |collective| match enqueue {
         true => comm.enqueue(collective).map(drop),

@@ -297,6 +297,8 @@ fn first_rows(counts: &[u32], local_experts: u32) -> Vec<u32> {
 #[derive(Debug)]
 pub(crate) struct Experts {
     moe: Moe,
+    /// The same layer with operations that wait.
+    blocking: Moe,
     ids: Tensor,
     weights: Tensor,
     dispatched: Dispatched,
@@ -329,6 +331,7 @@ impl Experts {
         let dispatched = moe.dispatch(x, &ids, &weights)?;
         comm.synchronize()?;
         Ok(Self {
+            blocking: moe.blocking(),
             moe,
             ids,
             weights,
@@ -366,15 +369,25 @@ impl Experts {
         Ok(descriptions)
     }
 
-    /// Enqueues a dispatch of `x`.
-    pub(crate) fn dispatch(&self, x: &Tensor) -> Result<()> {
-        self.moe.dispatch(x, &self.ids, &self.weights).map(drop)
+    /// Dispatches `x`. If `enqueue` is true, only enqueues the dispatch.
+    pub(crate) fn dispatch(&self, x: &Tensor, enqueue: bool) -> Result<()> {
+        let moe = self.moe(enqueue);
+        moe.dispatch(x, &self.ids, &self.weights).map(drop)
     }
 
-    /// Enqueues a combine of the results, which are in the memory of the rows.
-    pub(crate) fn combine(&self, out: &Tensor) -> Result<()> {
+    /// Combines the results, which are in the memory of the rows. If `enqueue` is true, only
+    /// enqueues the combine.
+    pub(crate) fn combine(&self, out: &Tensor, enqueue: bool) -> Result<()> {
         let dispatched = &self.dispatched;
-        self.moe.combine(&dispatched.x, dispatched, out)
+        self.moe(enqueue).combine(&dispatched.x, dispatched, out)
+    }
+
+    /// Returns the layer whose operations are enqueued, or wait.
+    fn moe(&self, enqueue: bool) -> &Moe {
+        match enqueue {
+            true => &self.moe,
+            false => &self.blocking,
+        }
     }
 
     /// Frees the memory. All ranks must call this together.

@@ -61,8 +61,8 @@ pub use self::moe::{
     fusewire_moe_destroy, fusewire_moe_dispatch, fusewire_moe_dispatch_receive,
     fusewire_moe_dispatch_send, fusewire_moe_free, fusewire_moe_mask, fusewire_moe_missing,
     fusewire_moe_placement, fusewire_moe_query, fusewire_moe_redispatch,
-    fusewire_moe_redispatch_send, fusewire_moe_set_placement, fusewire_moe_tokens_per_expert,
-    fusewire_moe_wait_ns,
+    fusewire_moe_redispatch_send, fusewire_moe_set_blocking, fusewire_moe_set_placement,
+    fusewire_moe_tokens_per_expert, fusewire_moe_wait_ns,
 };
 pub use self::norm::{
     fusewire_all_reduce_norm, fusewire_all_reduce_norm_async, fusewire_reduce_scatter_norm,

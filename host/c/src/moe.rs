@@ -111,6 +111,7 @@ pub struct FusewireMoe {
     /// Number of this handle in the process, which its dispatches contain.
     number: u64,
     batches: Vec<Mutex<Latest>>,
+    is_blocking: AtomicBool,
     is_freed: AtomicBool,
 }
 
@@ -148,6 +149,15 @@ impl Latest {
 static HANDLES: AtomicU64 = AtomicU64::new(0);
 
 impl FusewireMoe {
+    /// Returns the `Moe` on the stream of a call.
+    fn on(&self, call: &Call<'_>) -> Moe {
+        let moe = self.moe.on(call.handle.comm.stream());
+        match self.is_blocking.load(Ordering::Relaxed) {
+            true => moe.blocking(),
+            false => moe,
+        }
+    }
+
     fn latest(&self, micro_batch: u32) -> Option<MutexGuard<'_, Latest>> {
         let batch = self.batches.get(micro_batch as usize)?;
         Some(batch.lock().unwrap_or_else(PoisonError::into_inner))
@@ -210,6 +220,7 @@ pub unsafe extern "C" fn fusewire_moe_create(
             comm: Arc::downgrade(&handle.shared),
             number: HANDLES.fetch_add(1, Ordering::Relaxed) + 1,
             batches: (0..config.in_flight).map(|_| Mutex::default()).collect(),
+            is_blocking: AtomicBool::new(false),
             is_freed: AtomicBool::new(false),
         });
         // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
@@ -315,6 +326,24 @@ pub unsafe extern "C" fn fusewire_moe_set_placement(
         // `count == experts` (checked above).
         let ranks = unsafe { core::slice::from_raw_parts(ranks, experts as usize) };
         Ok(held.moe.set_placement(ranks)?)
+    })
+}
+
+/// Makes later operations return once they have completed, or, if `blocking` is 0, once they are
+/// enqueued.
+///
+/// # Safety
+/// `moe` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_moe_set_blocking(
+    moe: *const FusewireMoe,
+    blocking: c_int,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
+        let held = unsafe { moe_of("fusewire_moe_set_blocking", moe)? };
+        held.is_blocking.store(blocking != 0, Ordering::Relaxed);
+        Ok(())
     })
 }
 
@@ -472,7 +501,7 @@ unsafe fn dispatch(
         unsafe { write(name, to, none)? };
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let held = unsafe { moe_on(name, call.handle, moe)? };
-        let moe = held.moe.on(call.handle.comm.stream());
+        let moe = held.on(call);
         let batch = moe.micro_batch(micro_batch as usize)?;
         let (config, tokens) = (moe.config(), given.count);
         if tokens > config.max_tokens as u64 {
@@ -606,7 +635,7 @@ unsafe fn after_dispatch(
             );
             return Err(argument(name, detail));
         };
-        let moe = held.moe.on(call.handle.comm.stream());
+        let moe = held.on(call);
         let next = run(call, &moe, dispatch)?;
         if let (Some(next), Some(to)) = (next, to) {
             let value = latest.replace(held, micro_batch, next);

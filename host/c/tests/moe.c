@@ -219,6 +219,13 @@ static void *sums_of(const batch *of) { return tokens_of(rank, of->seed) == 0 ? 
 
 /* ---- Tests ---- */
 
+/* The operations of `rounds` wait. */
+static int is_blocking;
+
+static void complete(void) {
+  if (!is_blocking) OK(fusewire_comm_synchronize(comm));
+}
+
 /* Runs three rounds with each micro-batch. With `halves`, the halves of the micro-batches
    alternate. */
 static void rounds(uint32_t batches, int halves) {
@@ -227,6 +234,7 @@ static void rounds(uint32_t batches, int halves) {
   batch all[2];
   config.in_flight = batches;
   new_moe();
+  OK(fusewire_moe_set_blocking(moe, is_blocking));
   TRUE(info.local_experts == local_experts() && info.blocks >= 1 && info.bytes > 0);
   TRUE(info.results == (is_expert_major() ? info.rows : info.rows * TOP_K));
   for (uint32_t b = 0; b < batches; b++) new_batch(&all[b], b);
@@ -241,7 +249,7 @@ static void rounds(uint32_t batches, int halves) {
     for (uint32_t b = 0; b < batches; b++) {
       if (halves) OK(fusewire_moe_dispatch_receive(comm, moe, &all[b].received));
     }
-    OK(fusewire_comm_synchronize(comm));
+    complete();
     for (uint32_t b = 0; b < batches; b++) {
       check_received(&all[b], &expect[b]);
       write_results(&all[b], &expect[b]);
@@ -255,7 +263,7 @@ static void rounds(uint32_t batches, int halves) {
     for (uint32_t b = 0; halves && b < batches; b++) {
       OK(fusewire_moe_combine_receive(comm, moe, &all[b].received, sums_of(&all[b])));
     }
-    OK(fusewire_comm_synchronize(comm));
+    complete();
     for (uint32_t b = 0; b < batches; b++) check_sums(&all[b]);
   }
   OK(fusewire_moe_tokens_per_expert(moe, &at));
@@ -581,6 +589,7 @@ static void refused(void) {
   REFUSED("experts on rank 0", fusewire_moe_set_placement(moe, ranks, EXPERTS));
   ranks[0] = 9;
   REFUSED("expert 0 on rank 9", fusewire_moe_set_placement(moe, ranks, EXPERTS));
+  REFUSED("experts is NULL", fusewire_moe_set_blocking(NULL, 1));
   REFUSED("experts is NULL", fusewire_moe_set_placement(NULL, ranks, EXPERTS));
   REFUSED("places is NULL", fusewire_moe_placement(moe, NULL));
   REFUSED("tokens is NULL", fusewire_moe_tokens_per_expert(moe, NULL));
@@ -707,6 +716,7 @@ int main(int argc, char **argv) {
       for (int halves = 0; halves < 2; halves++) {
         configure(formats[f].dtype, formats[f].payload, formats[f].scale_dtype, layout);
         config.alignment = layout == FUSEWIRE_MOE_EXPERT_MAJOR && f % 2 == 0 ? MAX_ALIGNMENT : 0;
+        is_blocking = f % 2;
         rounds(1 + (uint32_t)halves, halves);
       }
     }
@@ -741,9 +751,11 @@ int main(int argc, char **argv) {
       config.alignment = layout == FUSEWIRE_MOE_EXPERT_MAJOR && f % 2 == 0 ? MAX_ALIGNMENT : 0;
       if (f == 2 && layout == FUSEWIRE_MOE_RANK_MAJOR) config.flags = FUSEWIRE_MOE_DEQUANTIZE;
       if (f % 2 == 1) config.results = FUSEWIRE_MOE_RESULTS_FP8;
+      is_blocking = f < 2;
       rounds(1 + layout, 0);
     }
   }
+  is_blocking = 0;
   placement();
   redispatched(FUSEWIRE_MOE_EXPERT_MAJOR);
   redispatched(FUSEWIRE_MOE_RANK_MAJOR);

@@ -13,7 +13,7 @@ use fusewire_tests::rng::Rng;
 use fusewire_tests::runner::{Processes, Setup};
 use fusewire_tests::skip::full;
 
-use super::{Layer, all, formats, launches_separately, run_cases, two_groups};
+use super::{Layer, all, formats, launches_separately, modes, run_cases, two_groups};
 
 /// Returns every `step`-th case of the list, or all cases in a full run.
 fn sample(ranks: u32, step: usize) -> Vec<MoeCase> {
@@ -30,6 +30,14 @@ fn every_number_of_ranks() {
 }
 
 #[test]
+fn sixteen_ranks() {
+    let setup = Setup::new(16);
+    let mut cases = sample(16, 13);
+    cases.extend(rounds(16).into_iter().step_by(5));
+    run_cases(setup, &cases, 3);
+}
+
+#[test]
 fn high_throughput() {
     for (ranks, blocks, step) in [(1, 1, 3), (2, 1, 1), (3, 3, 1), (4, 2, 3), (8, 1, 7)] {
         let setup = Setup {
@@ -43,6 +51,28 @@ fn high_throughput() {
             .collect();
         run_cases(setup, &cases, 3);
         run_cases(setup, &rounds(ranks), 4);
+    }
+}
+
+#[test]
+fn blocking_operations() {
+    let blocking = |case| MoeCase {
+        blocking: true,
+        ..case
+    };
+    for (ranks, blocks) in [(1, 1), (2, 1), (3, 2)] {
+        let setup = Setup {
+            blocks,
+            ..Setup::new(ranks)
+        };
+        let mut cases = modes(&two_groups());
+        cases.extend(formats(&MoeCase {
+            halves: true,
+            missing_ranks: MissingRanks::Mask,
+            ..two_groups()
+        }));
+        let cases: Vec<MoeCase> = cases.into_iter().map(blocking).collect();
+        run_cases(setup, &cases, 4);
     }
 }
 
