@@ -42,7 +42,9 @@ fn replay(comm: &Communicator, case: &MoeCase, rounds: usize) -> Result<(), AnyE
     let it = layer.buffers.arguments(case, tokens)?;
     let (graph, dispatched) = capture(comm, || {
         let dispatched = layer.moe.dispatch(&it.x, &it.ids, &it.weights)?;
-        layer.moe.combine(&dispatched.x, &dispatched, &it.out)?;
+        // Blocking operations are captured too.
+        let moe = layer.moe.blocking();
+        moe.combine(&dispatched.x, &dispatched, &it.out)?;
         Ok(dispatched)
     })?;
     let routings = [
