@@ -63,6 +63,7 @@ mod provider;
 mod providers;
 mod socket;
 mod url;
+mod verbs;
 mod wire;
 
 #[cfg(test)]
@@ -77,8 +78,9 @@ pub use key::{RemoteBuffer, RemoteKey};
 pub use memory::{Memory, View, ViewMut};
 pub use pending::Pending;
 pub use provider::{ByteTransport, Notify, Provider};
-pub use providers::{SharedMemory, Tcp};
+pub use providers::{SharedMemory, Tcp, Verbs};
 pub use url::{Nonce, Url};
+pub use verbs::{Gid, GidKind, LinkLayer, VerbsPort, verbs_ports};
 
 /// One side of a connection between two processes. All methods may be called from several threads.
 /// The operations are ordered by the time at which their calls begin.

@@ -2,6 +2,7 @@
 //! connection of the other side. The two directions therefore do not wait for each other.
 
 mod outgoing;
+mod rdma;
 mod serve;
 
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -10,20 +11,21 @@ use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use self::outgoing::{Operation, Outgoing};
+use self::outgoing::{GRACE, Operation, Outgoing, report};
 use super::TransportFailure;
 use super::direct::Direct;
 use super::inbox::Inbox;
 use super::key::RemoteBuffer;
-use super::memory::{StorageRange, View, ViewMut};
+use super::memory::{Revoke, StorageRange, View, ViewMut};
 use super::pending::Pending;
 use super::provider::{ByteTransport, Notify};
 use super::socket::{Listener, Receiver, Socket};
 use super::url::{Nonce, Url};
+use super::verbs::{Context, QueueAddress, QueuePair};
 use super::wire::{Hello, VERSION, Verb, Welcome};
 use crate::{Error, Result};
 use fusewire_driver::descriptor::{WakeFd, entry, poll};
@@ -36,10 +38,20 @@ pub(super) struct Core {
     /// Event that stops the serving thread. Never cleared.
     pub(super) stop: WakeFd,
     pub(super) wake_sender: WakeFd,
+    /// Event after which the serving thread sends revocations.
+    wake_server: WakeFd,
+    rdma: Option<RdmaEndpoint>,
     outgoing: Mutex<Outgoing>,
     failed: AtomicBool,
     status: Mutex<Status>,
     changed: Condvar,
+}
+
+/// Queue pair of a link, for the peer, and its device.
+#[derive(Debug)]
+struct RdmaEndpoint {
+    address: QueueAddress,
+    context: Arc<Context>,
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +65,10 @@ struct Status {
     /// The first failure.
     failure: Option<(TransportFailure, String)>,
     server_ended: bool,
+    /// Keys whose revocation has not been sent to the peer.
+    to_revoke: Vec<u64>,
+    /// Keys whose revocation the peer has not confirmed.
+    revoking: Vec<u64>,
 }
 
 impl Core {
@@ -63,6 +79,40 @@ impl Core {
 
     fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `change` with the lock, and reports the operations that it completed.
+    fn with_outgoing<R>(&self, change: impl FnOnce(&mut Outgoing) -> R) -> R {
+        let mut outgoing = self.outgoing();
+        let result = change(&mut outgoing);
+        let finished = outgoing.take_finished();
+        drop(outgoing);
+        report(finished);
+        result
+    }
+
+    /// Takes all completions of the queue pair, if the link uses one. Returns at once if another
+    /// thread holds the lock and `must_wait` is false.
+    fn progress(&self, must_wait: bool) {
+        if self.rdma.is_none() {
+            return;
+        }
+        loop {
+            let mut outgoing = match self.outgoing.try_lock() {
+                Ok(outgoing) => outgoing,
+                Err(TryLockError::WouldBlock) if !must_wait => return,
+                Err(_) => self.outgoing(),
+            };
+            let more = outgoing.progress(self);
+            let finished = outgoing.take_finished();
+            drop(outgoing);
+            report(finished);
+            match more {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => return self.fail(TransportFailure::Broken, error.to_string()),
+            }
+        }
     }
 
     /// Marks the link as failed. Only the first failure is kept.
@@ -76,6 +126,7 @@ impl Core {
         self.stop.wake();
         self.wake_sender.wake();
         self.inbox.ring();
+        self.changed.notify_all();
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -140,6 +191,16 @@ impl Core {
         true
     }
 
+    /// Records that the peer no longer accesses the memory of `key`.
+    fn is_revoked(&self, key: u64) {
+        self.status().revoking.retain(|known| *known != key);
+        self.changed.notify_all();
+    }
+
+    fn queue_address(&self) -> Option<QueueAddress> {
+        self.rdma.as_ref().map(|rdma| rdma.address)
+    }
+
     pub(super) fn server_has_ended(&self) {
         self.status().server_ended = true;
         self.changed.notify_all();
@@ -154,7 +215,25 @@ impl Core {
     }
 }
 
-/// Link over TCP, or over a Unix socket and shared memory.
+impl Revoke for Core {
+    fn revoke(&self, key: u64) {
+        let mut status = self.status();
+        status.to_revoke.push(key);
+        status.revoking.push(key);
+        drop(status);
+        self.wake_server.wake();
+    }
+
+    fn wait_for_revocation(&self, key: u64) {
+        let _ = self
+            .changed
+            .wait_timeout_while(self.status(), GRACE, |status| {
+                status.failure.is_none() && status.revoking.contains(&key)
+            });
+    }
+}
+
+/// Link over TCP, over a Unix socket and shared memory, or over a queue pair and TCP.
 #[derive(Debug)]
 pub(super) struct Link {
     core: Arc<Core>,
@@ -163,33 +242,55 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Creates a link that serves connections to `listener`, which peers reach at `url`.
-    pub(super) fn start(listener: Listener, url: Url, inbox: Inbox) -> io::Result<Self> {
+    /// Creates a link that serves connections to `listener`, which peers reach at `url`. With a
+    /// queue pair, writes and reads use the queue pair.
+    pub(super) fn start(
+        listener: Listener,
+        url: Url,
+        inbox: Inbox,
+        queue_pair: Option<QueuePair>,
+    ) -> io::Result<Self> {
         listener.set_nonblocking()?;
+        let rdma = queue_pair.as_ref().map(|queue_pair| RdmaEndpoint {
+            address: queue_pair.address(),
+            context: Arc::clone(queue_pair.context()),
+        });
         let core = Arc::new(Core {
             url,
             inbox,
             stop: WakeFd::new()?,
             wake_sender: WakeFd::new()?,
-            outgoing: Mutex::new(Outgoing::new()),
+            wake_server: WakeFd::new()?,
+            rdma,
+            outgoing: Mutex::new(Outgoing::new(queue_pair)),
             failed: AtomicBool::new(false),
             status: Mutex::default(),
             changed: Condvar::new(),
         });
-        let served = Arc::clone(&core);
-        let thread = thread::Builder::new()
-            .name("fusewire-serve".to_owned())
-            .spawn(move || serve::run(&served, listener))?;
-        Ok(Self {
+        let this = Self {
             core,
             direct: OnceLock::new(),
-            threads: Mutex::new(vec![thread]),
-        })
+            threads: Mutex::default(),
+        };
+        this.spawn("fusewire-serve", move |core| serve::run(core, listener))?;
+        // Without a queue pair, the sender thread has nothing to do before `connect`.
+        if this.core.rdma.is_some() {
+            this.spawn("fusewire-send", |core| outgoing::run(core))?;
+        }
+        Ok(this)
+    }
+
+    fn spawn(&self, name: &str, run: impl FnOnce(&Arc<Core>) + Send + 'static) -> io::Result<()> {
+        let core = Arc::clone(&self.core);
+        let thread = thread::Builder::new().name(name.to_owned());
+        let thread = thread.spawn(move || run(&core))?;
+        self.lock_threads().push(thread);
+        Ok(())
     }
 
     fn dial(&self, peer: &Url, timeout: Duration) -> io::Result<(Socket, Welcome)> {
         let start = Instant::now();
-        let socket = if peer.scheme() == "tcp" {
+        let socket = if peer.scheme() != "shm" {
             let mut failure = io::Error::other("the address names no host");
             let mut found = None;
             for address in peer.address().to_socket_addrs()? {
@@ -211,6 +312,7 @@ impl Link {
             version: VERSION,
             to: peer.nonce(),
             from: self.core.url.nonce(),
+            queue: self.core.queue_address(),
         }
         .to_bytes();
         // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
@@ -267,36 +369,44 @@ impl Link {
         let pending = Pending::unfinished();
         let operation = Operation::new(verb, local, remote, timeout, pending.clone());
         let core = &*self.core;
-        let mut outgoing = core.outgoing();
-        if let Some(error) = core.failure(operation.name) {
-            return Pending::finished(Err(error));
-        }
-        if !outgoing.attached() {
-            return Pending::finished(Err(core.not_connected(operation.name)));
-        }
+        core.with_outgoing(|outgoing| {
+            if let Some(error) = core.failure(operation.name) {
+                return Pending::finished(Err(error));
+            }
+            if !outgoing.attached() {
+                return Pending::finished(Err(core.not_connected(operation.name)));
+            }
+            self.start_operation(outgoing, operation);
+            pending
+        })
+    }
+
+    /// Executes an operation directly, or queues it.
+    fn start_operation(&self, outgoing: &mut Outgoing, operation: Operation) {
+        let core = &*self.core;
         // Direct access must not overtake earlier operations, so it is used only if all of them
         // have completed.
         if outgoing.is_idle()
             && let Some(direct) = self.direct.get()
         {
-            let moved = match verb {
-                Verb::Write { .. } => direct.write(&operation.local, &remote),
-                Verb::Read => direct.read(&operation.local, &remote),
+            let moved = match operation.verb {
+                Verb::Write { .. } => direct.write(&operation.local, &operation.remote),
+                _ => direct.read(&operation.local, &operation.remote),
             };
             if moved {
-                if verb == (Verb::Write { notify: true }) {
+                if operation.verb == (Verb::Write { notify: true }) {
                     direct.bell.post();
                 }
-                return Pending::finished(Ok(()));
+                operation.pending.finish(Ok(()));
+                return;
             }
         }
-        match outgoing.post(operation) {
+        match outgoing.post(core, operation) {
             Ok(true) => core.wake_sender.wake(),
             Ok(false) => {}
             // The sender thread completes the operation with an error.
             Err(error) => core.fail(TransportFailure::Broken, error.to_string()),
         }
-        pending
     }
 }
 
@@ -340,17 +450,17 @@ impl ByteTransport for Link {
                     }
                 }
             }
-            core.outgoing().attach(socket);
-            let shared = Arc::clone(core);
-            thread::Builder::new()
-                .name("fusewire-send".to_owned())
-                .spawn(move || outgoing::run(&shared))
+            let mut outgoing = core.outgoing();
+            outgoing.connect_queue(welcome.queue.as_ref())?;
+            outgoing.attach(socket);
+            drop(outgoing);
+            match core.rdma {
+                Some(_) => Ok(core.wake_sender.wake()),
+                None => self.spawn("fusewire-send", |core| outgoing::run(core)),
+            }
         });
         match dialled {
-            Ok(thread) => {
-                self.lock_threads().push(thread);
-                core.failure("connect").map_or(Ok(()), Err)
-            }
+            Ok(()) => core.failure("connect").map_or(Ok(()), Err),
             Err(error) => {
                 core.status().callee = None;
                 Err(refused(&error.to_string()))
@@ -390,6 +500,7 @@ impl ByteTransport for Link {
             // The failure is read before the notifications are checked, so that notifications that
             // arrived before the failure are still delivered.
             let failure = core.failure(NAME);
+            core.progress(failure.is_some());
             let aborted = core.failure_kind() == Some(TransportFailure::Aborted);
             if !(failure.is_some() && aborted) && core.inbox.take() {
                 return Some(Ok(()));

@@ -3,6 +3,7 @@
 
 use core::cell::UnsafeCell;
 use core::fmt;
+use core::mem;
 use core::ops::{Bound, RangeBounds};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -10,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockRea
 
 use super::key::RemoteKey;
 use super::url::fill_random;
-use super::wire::Refusal;
+use super::verbs::{Context, MemoryRegion};
+use super::wire::{Refusal, RemoteRegion};
 use crate::{Error, Result};
 use fusewire_driver::Segment;
 
@@ -69,11 +71,33 @@ pub(super) struct Grant {
     /// True as long as the memory is registered. Locked for reading during each copy that accesses
     /// the memory for a peer. The size of each copy is bounded.
     open: RwLock<bool>,
+    exports: Mutex<Exports>,
+}
+
+/// Registrations with RDMA devices through which peers access a [`Storage`].
+#[derive(Debug, Default)]
+struct Exports {
+    regions: Vec<MemoryRegion>,
+    /// Links whose peers know the registrations.
+    links: Vec<Weak<dyn Revoke>>,
+}
+
+/// Link whose peer accesses memory without a request to this process.
+pub(super) trait Revoke: fmt::Debug + Send + Sync {
+    /// Requests that the peer stops to access the memory of `key`.
+    fn revoke(&self, key: u64);
+
+    /// Waits until the peer has stopped to access the memory of `key`, but at most for a bounded
+    /// time.
+    fn wait_for_revocation(&self, key: u64);
 }
 
 /// Bytes that stay allocated as long as a [`Memory`], a [`View`], a [`ViewMut`] or an operation
 /// uses them.
 pub(super) struct Storage {
+    /// Registrations for requests of this process. Dropped before `keep`, because fields are dropped
+    /// in the order of their declaration.
+    regions: Mutex<Vec<MemoryRegion>>,
     start: *mut u8,
     len: usize,
     keep: Backing,
@@ -98,6 +122,17 @@ unsafe impl Send for Storage {}
 // SAFETY: a shared `Storage` permits the same accesses as an owned one: copies through the raw
 // pointer.
 unsafe impl Sync for Storage {}
+
+impl Storage {
+    fn new(start: *mut u8, len: usize, keep: Backing) -> Self {
+        Self {
+            regions: Mutex::default(),
+            start,
+            len,
+            keep,
+        }
+    }
+}
 
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -141,11 +176,7 @@ impl Memory {
         // or one past its end.
         let start = unsafe { segment.ptr().add(DATA_OFFSET) };
         Self::add(
-            Storage {
-                start,
-                len: bytes,
-                keep: Backing::Allocated(segment),
-            },
+            Storage::new(start, bytes, Backing::Allocated(segment)),
             None,
         )
     }
@@ -163,7 +194,7 @@ impl Memory {
         // as nothing else accesses the box.
         let start = buffer.as_ptr().cast_mut().cast();
         let keep = Backing::Buffer { _buffer: buffer };
-        Self::add(Storage { start, len, keep }, None)
+        Self::add(Storage::new(start, len, keep), None)
     }
 
     /// Registers a whole segment. Registering the same segment again reuses the existing
@@ -175,7 +206,7 @@ impl Memory {
         let start = segment.ptr();
         let len = segment.bytes() as usize;
         let keep = Backing::Segment { _segment: segment };
-        Self::add(Storage { start, len, keep }, Some(true))
+        Self::add(Storage::new(start, len, keep), Some(true))
     }
 
     /// Registers the `len` bytes at `start`. Registering the same range again reuses the existing
@@ -197,7 +228,7 @@ impl Memory {
             ));
         }
         let keep = Backing::Raw;
-        Self::add(Storage { start, len, keep }, Some(false))
+        Self::add(Storage::new(start, len, keep), Some(false))
     }
 
     /// Adds a registration. If `shared` is `Some`, an existing registration of the same range is
@@ -240,6 +271,7 @@ impl Memory {
             id,
             storage: Arc::new(storage),
             open: RwLock::new(true),
+            exports: Mutex::default(),
         });
         let handle = Arc::new(Handle {
             grant: Arc::clone(&grant),
@@ -374,7 +406,71 @@ impl Drop for Handle {
         // Taking the write lock waits for accesses of peers that are in progress, each of which is
         // one bounded copy.
         *grant.open.write().unwrap_or_else(PoisonError::into_inner) = false;
+        let exports = mem::take(&mut *lock(&grant.exports));
+        let links: Vec<_> = exports.links.iter().filter_map(Weak::upgrade).collect();
+        links.iter().for_each(|link| link.revoke(grant.id));
+        links
+            .iter()
+            .for_each(|link| link.wait_for_revocation(grant.id));
+        // A device refuses the requests of a peer that has not stopped. This breaks its connection.
+        drop(exports.regions);
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The data is consistent after every statement, so a poisoned lock is harmless.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Registers the memory of `key` with the device of `context`, so that the peer of `link` accesses it
+/// without requests to this process.
+///
+/// Three rules hold: the owner registers the memory while `open` is true and locked; the peer
+/// accesses it after it has received the registration, until it confirms the revocation; the owner
+/// ends the registration after it has set `open` to false and the revocation was confirmed or has
+/// timed out.
+pub(super) fn export(
+    key: u64,
+    context: &Arc<Context>,
+    link: Weak<dyn Revoke>,
+) -> Result<RemoteRegion, Refusal> {
+    let grant = match table().by_id.get(&key) {
+        Some((grant, _)) => Arc::clone(grant),
+        None => return Err(Refusal::Key),
+    };
+    let open = grant.open.read().unwrap_or_else(PoisonError::into_inner);
+    if !*open {
+        return Err(Refusal::Key);
+    }
+    let mut exports = lock(&grant.exports);
+    let (start, len) = (grant.storage.start, grant.storage.len);
+    let known = exports.regions.iter().find(|region| region.is_of(context));
+    let remote_key = match known {
+        Some(region) => region.remote_key(),
+        // Devices cannot register memory of 0 bytes, and ignore the key of a request for 0 bytes.
+        None if len == 0 => 0,
+        None => {
+            // SAFETY: the grant owns the storage, whose bytes are valid while it lives. The region
+            // is dropped before the grant, because the grant owns it.
+            let region = unsafe { MemoryRegion::remote(context, start, len) };
+            let region = region.map_err(|error| {
+                tracing::warn!(%error, "memory cannot be registered for a peer");
+                Refusal::Registration
+            })?;
+            let key = region.remote_key();
+            exports.regions.push(region);
+            key
+        }
+    };
+    exports.links.retain(|known| known.strong_count() > 0);
+    if !exports.links.iter().any(|known| known.ptr_eq(&link)) {
+        exports.links.push(link);
+    }
+    Ok(RemoteRegion {
+        address: start as u64,
+        key: remote_key,
+        len: len as u64,
+    })
 }
 
 /// Range of a [`Grant`] that a peer may access until the memory is deregistered.
@@ -434,6 +530,21 @@ impl StorageRange {
     pub(super) fn start(&self) -> *mut u8 {
         // SAFETY: the offset was checked against the storage when the range was created.
         unsafe { self.storage.start.add(self.offset) }
+    }
+
+    /// Returns the key of the memory for requests of this process on the device of `context`.
+    /// Registers the memory if necessary.
+    pub(super) fn local_key(&self, context: &Arc<Context>) -> Result<u32> {
+        let storage = &self.storage;
+        let mut regions = lock(&storage.regions);
+        if let Some(region) = regions.iter().find(|region| region.is_of(context)) {
+            return Ok(region.local_key());
+        }
+        // SAFETY: the storage keeps its bytes valid, and drops the region first.
+        let region = unsafe { MemoryRegion::local(context, storage.start, storage.len) }?;
+        let key = region.local_key();
+        regions.push(region);
+        Ok(key)
     }
 
     /// Returns the address and length of the bytes that start at `from`.

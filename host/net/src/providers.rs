@@ -1,4 +1,4 @@
-//! The providers of this crate: TCP and shared memory.
+//! The providers of this crate: TCP, shared memory and RDMA.
 
 use core::net::{IpAddr, Ipv4Addr};
 use std::io;
@@ -15,6 +15,7 @@ use crate::link::Link;
 use crate::provider::{ByteTransport, Provider};
 use crate::socket::Listener;
 use crate::url::{Nonce, Url, fill_random};
+use crate::verbs::{PortChoice, QueuePair};
 use crate::{Error, Result, TransportFailure};
 
 /// Provider of links over TCP.
@@ -45,13 +46,120 @@ impl Provider for Tcp {
     }
 
     fn bind(&self) -> Result<Arc<dyn ByteTransport>> {
-        let nonce = Nonce::random()?;
-        let failed = |error| system("bind", format!("tcp://{}", self.address), error);
-        let listener = TcpListener::bind((self.address, 0)).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?.to_string();
-        let url = Url::new(self.scheme(), &address, nonce);
-        let link = Link::start(Listener::Tcp(listener), url, Inbox::private()).map_err(failed)?;
-        Ok(Arc::new(link))
+        bind_tcp(self.scheme(), self.address, None)
+    }
+}
+
+/// Creates a link that listens on a free port of `address`.
+fn bind_tcp(
+    scheme: &str,
+    address: IpAddr,
+    queue_pair: Option<QueuePair>,
+) -> Result<Arc<dyn ByteTransport>> {
+    let nonce = Nonce::random()?;
+    let failed = |error| system("bind", format!("{scheme}://{address}"), error);
+    let listener = TcpListener::bind((address, 0)).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?.to_string();
+    let url = Url::new(scheme, &address, nonce);
+    let link = Link::start(Listener::Tcp(listener), url, Inbox::private(), queue_pair);
+    Ok(Arc::new(link.map_err(failed)?))
+}
+
+/// Provider of links over RDMA devices: InfiniBand and RoCE, through libibverbs, which is opened at
+/// run time. [`verbs_ports`](super::verbs_ports) lists the ports.
+///
+/// A link uses one reliable connected queue pair. Writes and reads are RDMA writes and reads; the
+/// peer's process takes no part in them, and they complete even while it is suspended. The link also
+/// has a TCP connection for each direction. A side requests the registration of a [`RemoteKey`] over
+/// this connection before its first access, and detects by this connection that the peer's process
+/// has ended. Dropping a [`Memory`] that a peer has accessed takes a round trip, in which the peer
+/// confirms that it will not access the memory; if it does not confirm within 0.1 s, its device
+/// refuses further accesses, which breaks the connection.
+///
+/// The device registers all bytes of a memory when an operation first uses it. Registered memory is
+/// locked, so it counts towards the limit `ulimit -l`.
+///
+/// An operation fails by itself 0.6 s to 2 s after the peer's device has stopped to answer, if its
+/// timeout has not passed before.
+///
+/// # Security
+/// The TCP connection authenticates the peer, as it does for [`Tcp`]. The bytes on the RDMA network
+/// are neither encrypted nor authenticated: RDMA has no protection against hosts on the same network
+/// that forge packets, and a peer that has connected may access all memory that this process has
+/// exported on the same device, if it guesses the device's 32-bit keys.
+///
+/// [`RemoteKey`]: super::RemoteKey
+/// [`Memory`]: super::Memory
+#[derive(Clone, Debug, Default)]
+pub struct Verbs {
+    choice: PortChoice,
+    traffic_class: u8,
+    address: Option<IpAddr>,
+}
+
+impl Verbs {
+    /// Creates a provider that uses the first active port of this host's RDMA devices.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Requires the device of this name, such as `mlx5_0`.
+    pub fn device(mut self, name: &str) -> Self {
+        self.choice.device = Some(name.to_owned());
+        self
+    }
+
+    /// Requires the port of this number. The first port is 1.
+    pub fn port(mut self, number: u8) -> Self {
+        self.choice.port = Some(number);
+        self
+    }
+
+    /// Requires this entry of the port's table of GIDs. The default is the first RoCE v2 address
+    /// that is an IPv4 address, else an IPv6 address that routers forward, else a link-local
+    /// address; on InfiniBand, the first entry.
+    pub fn gid_index(mut self, index: u32) -> Self {
+        self.choice.gid_index = Some(index);
+        self
+    }
+
+    /// Sets the traffic class of the packets (on RoCE v2, the DSCP and ECN bits of the IP header).
+    /// The default is 0.
+    pub fn traffic_class(mut self, class: u8) -> Self {
+        self.traffic_class = class;
+        self
+    }
+
+    /// Sets the address of this host on which the link listens for the TCP connection of its peer.
+    /// The default is the IP address of the GID. InfiniBand ports have no such address, so they
+    /// require this option.
+    pub fn control_address(mut self, address: IpAddr) -> Self {
+        self.address = Some(address);
+        self
+    }
+}
+
+impl Provider for Verbs {
+    fn scheme(&self) -> &'static str {
+        "verbs"
+    }
+
+    fn supported(&self) -> bool {
+        QueuePair::new(&self.choice, self.traffic_class).is_ok()
+    }
+
+    fn bind(&self) -> Result<Arc<dyn ByteTransport>> {
+        let queue_pair = QueuePair::new(&self.choice, self.traffic_class)?;
+        let address = self.address.or_else(|| queue_pair.ip());
+        let address = address.ok_or_else(|| Error::InvalidArgument {
+            operation: "bind",
+            detail: format!(
+                "the port of {} has no IP address; pass an address of this host that peers can \
+                 reach to Verbs::control_address",
+                queue_pair.context().device()
+            ),
+        })?;
+        bind_tcp(self.scheme(), address, Some(queue_pair))
     }
 }
 
@@ -86,7 +194,8 @@ impl Provider for SharedMemory {
         let address = UnixAddr::from_abstract_name(&name).map_err(failed)?;
         let listener = UnixListener::bind_addr(&address).map_err(failed)?;
         let url = Url::new(self.scheme(), &name, nonce);
-        let link = Link::start(Listener::Unix(listener), url, Inbox::shared()?).map_err(failed)?;
+        let link = Link::start(Listener::Unix(listener), url, Inbox::shared()?, None);
+        let link = link.map_err(failed)?;
         Ok(Arc::new(link))
     }
 }

@@ -6,16 +6,25 @@
 //!
 //! - The first message is [`Hello`]. The answer is [`Welcome`].
 //! - Any number of [`Request`]s follow. The payload of a write follows its request.
-//! - Every request is completed by an [`Answer`] of kind `Done` or `Refused`. For a read, any
+//! - Every write and read is completed by an [`Answer`] of kind `Done` or `Refused`. For a read, any
 //!   number of `Data` answers come first, each followed by its payload.
+//!
+//! If the [`Hello`] and the [`Welcome`] announce queue pairs, writes and reads use these, and the
+//! connection carries only the following messages:
+//!
+//! - A request `Resolve` asks for the registration of a memory. The answer is `Region` or `Refused`.
+//! - An answer `Revoke`, which belongs to no request, reports that a memory is no longer registered.
+//!   The other side confirms it with the request `Revoked` after its last access. This request has
+//!   no answer.
 
 use super::url::Nonce;
+use super::verbs::QueueAddress;
 use fusewire_driver::SegmentDescriptor;
 
 const MAGIC: [u8; 8] = *b"FSWTRANS";
 
 /// Version of this protocol. Both sides must use the same version.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Maximum length of one piece of a read's data.
 pub(super) const MAX_DATA_BYTES: u64 = 256 << 10;
@@ -28,10 +37,12 @@ pub(super) struct Hello {
     pub(super) to: Nonce,
     /// Nonce of the URL of the side that opened the connection.
     pub(super) from: Nonce,
+    /// Queue pair of the side that opened the connection, if the link uses queue pairs.
+    pub(super) queue: Option<QueueAddress>,
 }
 
 impl Hello {
-    pub(super) const BYTES: usize = 48;
+    pub(super) const BYTES: usize = 48 + QUEUE_BYTES;
 
     pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -39,6 +50,7 @@ impl Hello {
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.to.0);
         bytes[32..48].copy_from_slice(&self.from.0);
+        bytes[48..].copy_from_slice(&queue_to_bytes(self.queue));
         bytes
     }
 
@@ -47,6 +59,7 @@ impl Hello {
             version: u32_at(bytes, 8),
             to: nonce_at(bytes, 16),
             from: nonce_at(bytes, 32),
+            queue: queue_at(bytes, 48),
         })
     }
 }
@@ -58,10 +71,14 @@ pub(super) struct Welcome {
     pub(super) version: u32,
     /// Descriptor of the doorbell for notifications, if the doorbell is in shared memory.
     pub(super) bell: Option<SegmentDescriptor>,
+    /// Queue pair of the side that accepted the connection, if the link uses queue pairs.
+    pub(super) queue: Option<QueueAddress>,
 }
 
 impl Welcome {
-    pub(super) const BYTES: usize = 16 + SegmentDescriptor::ENCODED_BYTES;
+    pub(super) const BYTES: usize = Self::QUEUE_AT + QUEUE_BYTES;
+
+    const QUEUE_AT: usize = 16 + SegmentDescriptor::ENCODED_BYTES;
 
     pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -69,19 +86,21 @@ impl Welcome {
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
         if let Some(bell) = self.bell {
             bytes[12] = 1;
-            bytes[16..].copy_from_slice(&bell.to_bytes());
+            bytes[16..Self::QUEUE_AT].copy_from_slice(&bell.to_bytes());
         }
+        bytes[Self::QUEUE_AT..].copy_from_slice(&queue_to_bytes(self.queue));
         bytes
     }
 
     pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let bell = match bytes[12] {
             0 => None,
-            _ => Some(SegmentDescriptor::from_bytes(&bytes[16..]).ok()?),
+            _ => Some(SegmentDescriptor::from_bytes(&bytes[16..Self::QUEUE_AT]).ok()?),
         };
         (bytes[0..8] == MAGIC).then(|| Self {
             version: u32_at(bytes, 8),
             bell,
+            queue: queue_at(bytes, Self::QUEUE_AT),
         })
     }
 }
@@ -89,8 +108,14 @@ impl Welcome {
 /// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
-    Write { notify: bool },
+    Write {
+        notify: bool,
+    },
     Read,
+    /// Asks for the registration of the memory.
+    Resolve,
+    /// Confirms that the memory is no longer accessed.
+    Revoked,
 }
 
 /// Request for a write or a read. The payload of a write follows.
@@ -113,6 +138,8 @@ impl Request {
             Verb::Write { notify: false } => 1,
             Verb::Write { notify: true } => 2,
             Verb::Read => 3,
+            Verb::Resolve => 4,
+            Verb::Revoked => 5,
         };
         for (at, value) in [
             (8, self.id),
@@ -130,6 +157,8 @@ impl Request {
             b"FWRQ\x01\0\0\0" => Verb::Write { notify: false },
             b"FWRQ\x02\0\0\0" => Verb::Write { notify: true },
             b"FWRQ\x03\0\0\0" => Verb::Read,
+            b"FWRQ\x04\0\0\0" => Verb::Resolve,
+            b"FWRQ\x05\0\0\0" => Verb::Revoked,
             _ => return None,
         };
         Some(Self {
@@ -149,6 +178,16 @@ pub(super) enum Refusal {
     Key,
     /// The range exceeds the memory.
     Range,
+    /// The owner's device cannot register the memory.
+    Registration,
+}
+
+/// Registration of a memory with the device of its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RemoteRegion {
+    pub(super) address: u64,
+    pub(super) key: u32,
+    pub(super) len: u64,
 }
 
 impl Refusal {
@@ -159,6 +198,10 @@ impl Refusal {
                  belongs to another process"
             }
             Self::Range => "the range exceeds the registered memory",
+            Self::Registration => {
+                "the peer's RDMA device cannot register the memory; raise the peer's limit of \
+                 locked memory (ulimit -l)"
+            }
         }
     }
 }
@@ -170,23 +213,34 @@ pub(super) enum Answer {
     Refused(Refusal),
     /// The given number of bytes of a read's data follows this answer.
     Data(u64),
+    /// Registration of the memory.
+    Region(RemoteRegion),
+    /// The memory whose key is the id is no longer registered.
+    Revoke,
 }
 
 impl Answer {
-    pub(super) const BYTES: usize = 24;
+    pub(super) const BYTES: usize = 40;
 
     pub(super) fn to_bytes(self, id: u64) -> [u8; Self::BYTES] {
         let (kind, len) = match self {
             Self::Done => (1, 0),
             Self::Refused(Refusal::Key) => (2, 0),
             Self::Refused(Refusal::Range) => (3, 0),
+            Self::Refused(Refusal::Registration) => (5, 0),
             Self::Data(len) => (4, len),
+            Self::Region(region) => (6, region.len),
+            Self::Revoke => (7, 0),
         };
         let mut bytes = [0; Self::BYTES];
         bytes[0..4].copy_from_slice(b"FWAN");
         bytes[4] = kind;
         bytes[8..16].copy_from_slice(&id.to_le_bytes());
         bytes[16..24].copy_from_slice(&len.to_le_bytes());
+        if let Self::Region(region) = self {
+            bytes[24..32].copy_from_slice(&region.address.to_le_bytes());
+            bytes[32..36].copy_from_slice(&region.key.to_le_bytes());
+        }
         bytes
     }
 
@@ -198,10 +252,35 @@ impl Answer {
             b"FWAN\x02\0\0\0" => Self::Refused(Refusal::Key),
             b"FWAN\x03\0\0\0" => Self::Refused(Refusal::Range),
             b"FWAN\x04\0\0\0" if len <= MAX_DATA_BYTES => Self::Data(len),
+            b"FWAN\x05\0\0\0" => Self::Refused(Refusal::Registration),
+            b"FWAN\x06\0\0\0" => Self::Region(RemoteRegion {
+                address: u64_at(bytes, 24),
+                key: u32_at(bytes, 32),
+                len,
+            }),
+            b"FWAN\x07\0\0\0" => Self::Revoke,
             _ => return None,
         };
         Some((answer, u64_at(bytes, 8)))
     }
+}
+
+/// Length of an encoded [`Option<QueueAddress>`], of which the first byte is 1 for `Some`.
+const QUEUE_BYTES: usize = 4 + QueueAddress::BYTES;
+
+fn queue_to_bytes(queue: Option<QueueAddress>) -> [u8; QUEUE_BYTES] {
+    let mut bytes = [0; QUEUE_BYTES];
+    if let Some(queue) = queue {
+        bytes[0] = 1;
+        bytes[4..].copy_from_slice(&queue.to_bytes());
+    }
+    bytes
+}
+
+fn queue_at(bytes: &[u8], at: usize) -> Option<QueueAddress> {
+    let mut array = [0; QueueAddress::BYTES];
+    array.copy_from_slice(&bytes[at + 4..at + QUEUE_BYTES]);
+    (bytes[at] == 1).then(|| QueueAddress::from_bytes(&array))
 }
 
 fn nonce_at(bytes: &[u8], at: usize) -> Nonce {
@@ -233,18 +312,22 @@ mod tests {
             version: VERSION,
             to: nonce,
             from: Nonce([9; 16]),
+            queue: Some(QueueAddress::from_bytes(&[3; QueueAddress::BYTES])),
         };
         assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         assert_eq!(Hello::from_bytes(&[0x55; Hello::BYTES]), None);
         let welcome = Welcome {
             version: VERSION,
             bell: None,
+            queue: hello.queue,
         };
         assert_eq!(Welcome::from_bytes(&welcome.to_bytes()), Some(welcome));
         for verb in [
             Verb::Write { notify: false },
             Verb::Write { notify: true },
             Verb::Read,
+            Verb::Resolve,
+            Verb::Revoked,
         ] {
             let request = Request {
                 verb,
@@ -262,7 +345,14 @@ mod tests {
             Answer::Done,
             Answer::Refused(Refusal::Key),
             Answer::Refused(Refusal::Range),
+            Answer::Refused(Refusal::Registration),
             Answer::Data(MAX_DATA_BYTES),
+            Answer::Region(RemoteRegion {
+                address: u64::MAX - 5,
+                key: 7,
+                len: 1 << 50,
+            }),
+            Answer::Revoke,
         ] {
             assert_eq!(Answer::from_bytes(&answer.to_bytes(5)), Some((answer, 5)));
         }

@@ -12,12 +12,14 @@ use std::io;
 use std::time::Instant;
 
 use super::Core;
+use super::rdma::Rdma;
 use crate::TransportFailure;
 use crate::key::RemoteBuffer;
 use crate::memory::StorageRange;
 use crate::pending::Pending;
 use crate::socket::{GONE, Receiver, Socket};
-use crate::wire::{Answer, Request, Verb};
+use crate::verbs::{QueueAddress, QueuePair};
+use crate::wire::{Answer, Refusal, Request, Verb};
 use crate::{Error, Result};
 use fusewire_driver::descriptor::{entry, poll};
 
@@ -46,12 +48,14 @@ pub(super) struct Operation {
     pub(super) remote: RemoteBuffer,
     pub(super) deadline: Instant,
     pub(super) pending: Pending,
-    id: u64,
+    pub(super) id: u64,
     head: [u8; Request::BYTES],
-    /// Number of bytes sent so far, including the header and, for a write, the payload.
-    sent: usize,
-    /// Number of bytes of a read's payload received so far.
-    received: usize,
+    /// Over a socket, the number of bytes sent so far, including the header and, for a write, the
+    /// payload. Over a queue pair, the number of bytes of the requests posted so far.
+    pub(super) sent: usize,
+    /// Over a socket, the number of bytes of a read's payload received so far. Over a queue pair, the
+    /// number of bytes of the requests completed so far.
+    pub(super) received: usize,
 }
 
 impl Operation {
@@ -66,7 +70,7 @@ impl Operation {
         Self {
             name: match verb {
                 Verb::Write { .. } => "write",
-                Verb::Read => "read",
+                _ => "read",
             },
             verb,
             local,
@@ -85,9 +89,61 @@ impl Operation {
     fn payload(&self) -> usize {
         match self.verb {
             Verb::Write { .. } => self.local.len,
-            Verb::Read => 0,
+            _ => 0,
         }
     }
+}
+
+/// Operations that have not completed, in the order of their calls.
+#[derive(Debug, Default)]
+pub(super) struct Operations {
+    /// Operations of which not all bytes have been sent.
+    pub(super) queue: VecDeque<Operation>,
+    /// Operations of which all bytes have been sent. They precede those in `queue`.
+    pub(super) in_flight: VecDeque<Operation>,
+    finished: CompletedOps,
+}
+
+impl Operations {
+    fn iter(&self) -> impl Iterator<Item = &Operation> {
+        self.in_flight.iter().chain(&self.queue)
+    }
+
+    /// Completes the oldest operation, which is in flight.
+    pub(super) fn finish_oldest(&mut self, result: Result<()>) {
+        let operation = self.in_flight.pop_front();
+        self.finished
+            .extend(operation.map(|operation| (operation.pending, result)));
+    }
+
+    /// Completes the first queued operation.
+    pub(super) fn finish_first(&mut self, result: Result<()>) {
+        let operation = self.queue.pop_front();
+        self.finished
+            .extend(operation.map(|operation| (operation.pending, result)));
+    }
+
+    /// Completes the first queued operation with the error that the peer refused it.
+    pub(super) fn refuse_first(&mut self, core: &Core, refusal: Refusal) {
+        if let Some(operation) = self.queue.front() {
+            let error = refused(core, operation, refusal);
+            self.finish_first(Err(error));
+        }
+    }
+}
+
+fn refused(core: &Core, operation: &Operation, refusal: Refusal) -> Error {
+    core.error(
+        operation.name,
+        TransportFailure::Refused,
+        format!(
+            "{}: {} bytes at offset {} of a memory of {} bytes",
+            refusal.describe(),
+            operation.remote.len,
+            operation.remote.offset,
+            operation.remote.key.bytes
+        ),
+    )
 }
 
 /// Operations that were completed under the lock, with their results. The results are reported
@@ -98,8 +154,10 @@ pub(super) type CompletedOps = Vec<(Pending, Result<()>)>;
 #[derive(Debug)]
 pub(super) struct Outgoing {
     socket: Option<Socket>,
-    queue: VecDeque<Operation>,
-    in_flight: VecDeque<Operation>,
+    /// Queue pair of the link, if it uses one. Dropped before the operations, whose memory the device
+    /// accesses.
+    rdma: Option<Rdma>,
+    operations: Operations,
     receiver: Receiver,
     /// Number of bytes that are still to arrive for the current piece of a read.
     data_left: usize,
@@ -111,11 +169,11 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(queue_pair: Option<QueuePair>) -> Self {
         Self {
             socket: None,
-            queue: VecDeque::new(),
-            in_flight: VecDeque::new(),
+            rdma: queue_pair.map(Rdma::new),
+            operations: Operations::default(),
             receiver: Receiver::new(),
             data_left: 0,
             next_id: 0,
@@ -132,14 +190,43 @@ impl Outgoing {
         self.socket.is_some()
     }
 
-    /// Returns true if every operation has completed.
-    pub(super) fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.in_flight.is_empty()
+    /// Connects the queue pair, if this link uses one, to that of the peer.
+    pub(super) fn connect_queue(&mut self, peer: Option<&QueueAddress>) -> io::Result<()> {
+        match (&mut self.rdma, peer) {
+            (Some(rdma), Some(peer)) => {
+                let connected = rdma.queue_pair.connect(peer);
+                connected.map_err(|error| io::Error::other(error.to_string()))
+            }
+            (None, None) => Ok(()),
+            _ => Err(io::Error::other(
+                "one side uses RDMA and the other does not; use the same provider on both sides",
+            )),
+        }
     }
 
-    /// Queues an operation. If no other operation is queued, sends as many bytes as the socket
-    /// accepts. Returns true if the caller must wake the sender thread.
-    pub(super) fn post(&mut self, mut operation: Operation) -> io::Result<bool> {
+    /// Takes completions of the queue pair. Returns true if more may be available.
+    pub(super) fn progress(&mut self, core: &Core) -> io::Result<bool> {
+        let socket = self.socket.as_ref();
+        match &mut self.rdma {
+            Some(rdma) => rdma.progress(&mut self.operations, socket, core),
+            None => Ok(false),
+        }
+    }
+
+    /// Takes the operations that have completed since the last call. The caller must [`report`] them
+    /// after it has released the lock.
+    pub(super) fn take_finished(&mut self) -> CompletedOps {
+        mem::take(&mut self.operations.finished)
+    }
+
+    /// Returns true if every operation has completed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.operations.iter().next().is_none()
+    }
+
+    /// Queues an operation. If no other operation is queued, sends as many bytes as the socket or
+    /// queue pair accepts. Returns true if the caller must wake the sender thread.
+    pub(super) fn post(&mut self, core: &Core, mut operation: Operation) -> io::Result<bool> {
         self.next_id += 1;
         operation.id = self.next_id;
         operation.head = Request {
@@ -152,27 +239,33 @@ impl Outgoing {
         .to_bytes();
         let deadline = operation.deadline;
         self.next_deadline = Some(self.next_deadline.map_or(deadline, |d| d.min(deadline)));
-        self.queue.push_back(operation);
-        if self.queue.len() == 1 {
-            self.flush(CALLERS_BYTES)?;
+        let queue = &mut self.operations.queue;
+        queue.push_back(operation);
+        if queue.len() == 1 {
+            self.flush(core, CALLERS_BYTES)?;
         }
-        Ok(!self.queue.is_empty() || self.sleeps_until.is_none_or(|until| deadline < until))
+        let is_posted = self.operations.queue.is_empty();
+        Ok(!is_posted || self.sleeps_until.is_none_or(|until| deadline < until))
     }
 
     /// Sends up to about `budget` bytes.
-    fn flush(&mut self, budget: usize) -> io::Result<()> {
+    fn flush(&mut self, core: &Core, budget: usize) -> io::Result<()> {
         let Some(socket) = &self.socket else {
             return Ok(());
         };
+        let operations = &mut self.operations;
+        if let Some(rdma) = &mut self.rdma {
+            return rdma.flush(operations, socket, core);
+        }
         let mut left = budget;
-        while let Some(operation) = self.queue.front_mut() {
+        while let Some(operation) = operations.queue.front_mut() {
             let payload = operation.payload();
             let head = &operation.head[operation.sent.min(Request::BYTES)..];
             let (body, len) = match operation.verb {
                 Verb::Write { .. } => operation
                     .local
                     .rest(operation.sent.saturating_sub(Request::BYTES)),
-                Verb::Read => (operation.local.start(), 0),
+                _ => (operation.local.start(), 0),
             };
             // SAFETY: the body lies within the operation's view, which keeps the memory alive.
             let Some(count) = (unsafe { socket.send(head, body, len.min(left)) })? else {
@@ -181,7 +274,7 @@ impl Outgoing {
             operation.sent += count;
             left = left.saturating_sub(count);
             if operation.sent == Request::BYTES + payload {
-                self.in_flight.extend(self.queue.pop_front());
+                operations.in_flight.extend(operations.queue.pop_front());
             }
             if left == 0 {
                 return Ok(());
@@ -191,14 +284,15 @@ impl Outgoing {
     }
 
     /// Receives answers, up to about [`TURN_BYTES`].
-    fn receive(&mut self, core: &Core, finished: &mut CompletedOps) -> io::Result<()> {
+    fn receive(&mut self, core: &Core) -> io::Result<()> {
         let mut budget = TURN_BYTES;
         while budget > 0 {
             let Some(socket) = &self.socket else {
                 return Ok(());
             };
             if self.data_left > 0 {
-                let operation = self.in_flight.front_mut().ok_or_else(nonsense)?;
+                let in_flight = &mut self.operations.in_flight;
+                let operation = in_flight.front_mut().ok_or_else(nonsense)?;
                 let (target, _) = operation.local.rest(operation.received);
                 // SAFETY: `answered` accepts a piece only if it fits the remainder of the view, so
                 // `target` is writable for `data_left` bytes.
@@ -216,7 +310,7 @@ impl Outgoing {
                 budget = budget.saturating_sub(count);
             } else if let Some(message) = self.receiver.message() {
                 let (answer, id) = Answer::from_bytes(&message).ok_or_else(nonsense)?;
-                self.answered(core, answer, id, finished)?;
+                self.answered(core, answer, id)?;
             } else if !self.receiver.fill(socket)? {
                 return Ok(());
             }
@@ -224,20 +318,18 @@ impl Outgoing {
         Ok(())
     }
 
-    fn answered(
-        &mut self,
-        core: &Core,
-        answer: Answer,
-        id: u64,
-        finished: &mut CompletedOps,
-    ) -> io::Result<()> {
-        let operation = self.in_flight.front().ok_or_else(nonsense)?;
+    fn answered(&mut self, core: &Core, answer: Answer, id: u64) -> io::Result<()> {
+        let operations = &mut self.operations;
+        if let Some(rdma) = &mut self.rdma {
+            return rdma.answered(operations, core, answer, id);
+        }
+        let operation = operations.in_flight.front().ok_or_else(nonsense)?;
         if operation.id != id {
             return Err(nonsense());
         }
         let missing = match operation.verb {
-            Verb::Write { .. } => 0,
             Verb::Read => operation.local.len - operation.received,
+            _ => 0,
         };
         let result = match answer {
             Answer::Data(len) if len > 0 && len <= missing as u64 => {
@@ -245,21 +337,10 @@ impl Outgoing {
                 return Ok(());
             }
             Answer::Done if missing == 0 => Ok(()),
-            Answer::Refused(refusal) => Err(core.error(
-                operation.name,
-                TransportFailure::Refused,
-                format!(
-                    "{}: {} bytes at offset {} of a memory of {} bytes",
-                    refusal.describe(),
-                    operation.remote.len,
-                    operation.remote.offset,
-                    operation.remote.key.bytes
-                ),
-            )),
+            Answer::Refused(refusal) => Err(refused(core, operation, refusal)),
             _ => return Err(nonsense()),
         };
-        let operation = self.in_flight.pop_front().ok_or_else(nonsense)?;
-        finished.push((operation.pending, result));
+        operations.finish_oldest(result);
         Ok(())
     }
 
@@ -268,23 +349,25 @@ impl Outgoing {
         if self.next_deadline.is_none_or(|deadline| now < deadline) {
             return false;
         }
-        let operations = self.queue.iter().chain(&self.in_flight);
-        self.next_deadline = operations.map(|operation| operation.deadline).min();
+        let deadlines = self.operations.iter().map(|operation| operation.deadline);
+        self.next_deadline = deadlines.min();
         self.next_deadline.is_some_and(|deadline| deadline <= now)
     }
 }
 
 /// Runs the sender thread of a link, until the link ends.
 pub(super) fn run(core: &Core) {
-    loop {
-        let (fd, events, sleep) = {
+    // `poll` ignores entries without a descriptor.
+    const NONE: i32 = -1;
+    while !core.has_failed() {
+        let (socket, completions, events, sleep) = {
             let mut outgoing = core.outgoing();
-            let Some(socket) = &outgoing.socket else {
-                return;
-            };
-            let fd = socket.raw();
             let mut events = libc::POLLIN | libc::POLLRDHUP;
-            if !outgoing.queue.is_empty() {
+            let has_bytes = match &outgoing.rdma {
+                Some(rdma) => rdma.has_control(),
+                None => !outgoing.operations.queue.is_empty(),
+            };
+            if has_bytes {
                 events |= libc::POLLOUT;
             }
             let now = Instant::now();
@@ -292,11 +375,16 @@ pub(super) fn run(core: &Core) {
                 .next_deadline
                 .map_or(now + TICK, |deadline| deadline.min(now + TICK));
             outgoing.sleeps_until = Some(until);
-            (fd, events, until.saturating_duration_since(now))
+            let socket = outgoing.socket.as_ref().map_or(NONE, Socket::raw);
+            let rdma = outgoing.rdma.as_ref();
+            let completions = rdma.map_or(NONE, |rdma| rdma.queue_pair.event_fd());
+            let sleep = until.saturating_duration_since(now);
+            (socket, completions, events, sleep)
         };
         let mut entries = [
             entry(core.wake_sender.raw(), libc::POLLIN),
-            entry(fd, events),
+            entry(socket, events),
+            entry(completions, libc::POLLIN),
         ];
         let polled = poll(&mut entries, Some(sleep));
         if entries[0].revents != 0 {
@@ -305,36 +393,50 @@ pub(super) fn run(core: &Core) {
         if core.has_failed() {
             break;
         }
-        let ready = entries[1].revents;
-        let mut finished = CompletedOps::new();
-        {
-            let mut outgoing = core.outgoing();
-            let mut moved = polled;
-            if moved.is_ok() && ready & (libc::POLLIN | GONE) != 0 {
-                moved = outgoing.receive(core, &mut finished);
-            }
-            if moved.is_ok() && ready & libc::POLLOUT != 0 {
-                moved = outgoing.flush(TURN_BYTES);
-            }
-            if let Err(error) = moved {
-                core.fail(TransportFailure::Broken, error.to_string());
-            } else if outgoing.expired(Instant::now()) {
-                let detail = "an operation timed out, so the connection was reset";
-                core.fail(TransportFailure::Timeout, detail.to_owned());
-            }
+        let moved = polled.and_then(|()| {
+            core.with_outgoing(|outgoing| {
+                outgoing.turn(core, entries[1].revents, entries[2].revents != 0)
+            })
+        });
+        if let Err(error) = moved {
+            core.fail(TransportFailure::Broken, error.to_string());
         }
-        report(finished);
-        if core.has_failed() {
-            break;
-        }
+        core.progress(true);
     }
     end(core);
+}
+
+impl Outgoing {
+    /// Handles the events of the socket, and of the completion queue.
+    fn turn(&mut self, core: &Core, ready: i16, completed: bool) -> io::Result<()> {
+        if ready & (libc::POLLIN | GONE) != 0 {
+            self.receive(core)?;
+        }
+        if let Some(rdma) = self.rdma.as_mut().filter(|_| completed) {
+            rdma.queue_pair.acknowledge()?;
+        }
+        // An answer may have been the registration for which queued operations wait.
+        if ready & libc::POLLOUT != 0 || (self.rdma.is_some() && ready != 0) {
+            self.flush(core, TURN_BYTES)?;
+        }
+        if self.expired(Instant::now()) {
+            let detail = "an operation timed out, so the connection was reset";
+            core.fail(TransportFailure::Timeout, detail.to_owned());
+        }
+        Ok(())
+    }
 }
 
 /// Completes the operations of a failed link.
 fn end(core: &Core) {
     let now = Instant::now();
     let timed_out = core.failure_kind() == Some(TransportFailure::Timeout);
+    // Operations and notifications that have completed are not affected by the failure.
+    core.progress(true);
+    // Dropping the queue pair ends all accesses of devices to the memory of both sides. It must
+    // precede the reset of the socket, which tells the peer that they have ended.
+    let rdma = core.outgoing().rdma.take();
+    drop(rdma);
     if !timed_out {
         // Closing this connection tells the peer that this side's serving thread writes no more
         // bytes for the peer, so the serving thread must stop first.
@@ -349,13 +451,12 @@ fn end(core: &Core) {
         // that has closed its connection writes no more bytes.
         core.wait_for_server_end(2 * GRACE);
     }
-    let (queue, in_flight) = {
-        let mut outgoing = core.outgoing();
-        (
-            mem::take(&mut outgoing.queue),
-            mem::take(&mut outgoing.in_flight),
-        )
-    };
+    let Operations {
+        queue,
+        in_flight,
+        finished,
+    } = mem::take(&mut core.outgoing().operations);
+    report(finished);
     let finished = in_flight
         .into_iter()
         .chain(queue)
@@ -381,13 +482,13 @@ fn end(core: &Core) {
     report(finished);
 }
 
-fn report(finished: CompletedOps) {
+pub(super) fn report(finished: CompletedOps) {
     for (pending, result) in finished {
         pending.finish(result);
     }
 }
 
-fn nonsense() -> io::Error {
+pub(super) fn nonsense() -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
         "the peer sent an answer that matches no request; is it another version?",

@@ -1,12 +1,14 @@
 //! Serving side of a link: admits one peer, then serves its requests.
 
+use core::mem;
 use core::time::Duration;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::Core;
 use super::outgoing::GRACE;
 use crate::TransportFailure;
-use crate::memory::Target;
+use crate::memory::{Revoke, Target, export};
 use crate::socket::{GONE, Listener, Receiver, Socket};
 use crate::wire::{Answer, Hello, MAX_DATA_BYTES, Refusal, Request, VERSION, Verb, Welcome};
 use fusewire_driver::descriptor::{entry, poll};
@@ -26,7 +28,7 @@ const ANSWER_BYTES: usize = 4 << 10;
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Runs the serving thread of a link, until the link ends.
-pub(super) fn run(core: &Core, listener: Listener) {
+pub(super) fn run(core: &Arc<Core>, listener: Listener) {
     if let Some(socket) = admit(core, listener) {
         let server = Server {
             core,
@@ -131,11 +133,18 @@ fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
     let mut welcome = Welcome {
         version: VERSION,
         bell: None,
+        queue: None,
     };
     let known = hello.to == core.url.nonce();
     let let_in = known && hello.version == VERSION && core.let_in(hello.from);
     if let_in {
         welcome.bell = core.inbox.descriptor();
+        welcome.queue = core.queue_address();
+        let connected = core.outgoing().connect_queue(hello.queue.as_ref());
+        if let Err(error) = connected {
+            core.fail(TransportFailure::Connect, error.to_string());
+            return false;
+        }
     }
     if let_in || (known && hello.version != VERSION) {
         let bytes = welcome.to_bytes();
@@ -149,7 +158,7 @@ fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
 }
 
 struct Server<'a> {
-    core: &'a Core,
+    core: &'a Arc<Core>,
     socket: &'a Socket,
     receiver: Receiver,
     /// Encoded answers that have not been sent.
@@ -172,9 +181,15 @@ impl Server<'_> {
         let Some(message) = self.receiver.message() else {
             return self.fill();
         };
-        let request = Request::from_bytes(&message)
-            .ok_or("the peer sent an invalid request; is it another version?")?;
+        let invalid = "the peer sent an invalid request; is it another version?";
+        let request = Request::from_bytes(&message).ok_or(invalid)?;
+        let uses_queue_pair = self.core.rdma.is_some();
+        if uses_queue_pair != matches!(request.verb, Verb::Resolve | Verb::Revoked) {
+            return Err(invalid.to_owned());
+        }
         let outcome = match request.verb {
+            Verb::Resolve => return Ok(self.resolve(&request)),
+            Verb::Revoked => return Ok(self.core.is_revoked(request.key)),
             Verb::Write { notify } => {
                 let outcome = self.write(&request)?;
                 if notify && outcome.is_ok() {
@@ -194,11 +209,31 @@ impl Server<'_> {
         Ok(())
     }
 
+    /// Registers a memory for the peer.
+    fn resolve(&mut self, request: &Request) {
+        let Some(rdma) = &self.core.rdma else {
+            return;
+        };
+        let link: Weak<dyn Revoke> = Arc::<Core>::downgrade(self.core);
+        let exported = export(request.key, &rdma.context, link);
+        let answer = exported.map_or_else(Answer::Refused, Answer::Region);
+        self.answers.extend_from_slice(&answer.to_bytes(request.id));
+    }
+
     /// Receives bytes into the buffer. Returns an error, so that the bytes are discarded, if the
     /// peer has reset the connection. In this case the peer reports to its caller that the bytes
     /// were not written.
     fn fill(&mut self) -> Result<(), String> {
-        self.send_answers()?;
+        loop {
+            // Sending may have cleared the event of a revocation, so this is checked after it.
+            let keys = mem::take(&mut self.core.status().to_revoke);
+            let answers = keys.iter().flat_map(|key| Answer::Revoke.to_bytes(*key));
+            self.answers.extend(answers);
+            if self.answers.is_empty() {
+                break;
+            }
+            self.send_answers()?;
+        }
         self.wait(libc::POLLIN, None)?;
         self.receiver.fill(self.socket).map_err(|e| e.to_string())?;
         self.wait(0, Some(Duration::ZERO))
@@ -344,13 +379,14 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Waits for the socket. Returns an error if the link has ended or the peer has closed its
-    /// connection.
+    /// Waits for the socket, or for a memory to revoke. Returns an error if the link has ended or the
+    /// peer has closed its connection.
     fn wait(&self, events: i16, timeout: Option<Duration>) -> Result<(), String> {
         loop {
             let mut entries = [
                 entry(self.core.stop.raw(), libc::POLLIN),
                 entry(self.socket.raw(), events | libc::POLLRDHUP),
+                entry(self.core.wake_server.raw(), libc::POLLIN),
             ];
             poll(&mut entries, timeout).map_err(|error| error.to_string())?;
             if entries[0].revents != 0 {
@@ -358,6 +394,10 @@ impl Server<'_> {
             }
             if entries[1].revents & GONE != 0 {
                 return Err("the peer closed the connection, died, or is unreachable".to_owned());
+            }
+            if entries[2].revents != 0 {
+                self.core.wake_server.clear();
+                return Ok(());
             }
             if entries[1].revents != 0 || timeout.is_some() {
                 return Ok(());

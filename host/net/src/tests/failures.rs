@@ -10,7 +10,7 @@ use crate::{Notify, RemoteBuffer, RemoteKey};
 
 #[test]
 fn wrong_keys_and_ranges_are_refused_and_the_connection_stays() {
-    for kind in KINDS {
+    for kind in kinds() {
         let (a, b) = pair(kind);
         let source = Memory::register(vec![1; 300_000]).unwrap();
         let back = Memory::register(vec![2; 300_000]).unwrap();
@@ -63,7 +63,7 @@ fn wrong_keys_and_ranges_are_refused_and_the_connection_stays() {
 
 #[test]
 fn the_end_of_one_side_breaks_the_other_which_connects_again() {
-    for kind in KINDS {
+    for kind in kinds() {
         let (a, b) = pair(kind);
         let memory = Memory::allocate(8).unwrap();
         let remote = memory.remote_key().whole();
@@ -103,7 +103,7 @@ fn the_end_of_one_side_breaks_the_other_which_connects_again() {
 
 #[test]
 fn a_wait_is_aborted_from_another_thread() {
-    for kind in KINDS {
+    for kind in kinds() {
         let (a, b) = pair(kind);
         thread::scope(|scope| {
             let waits = scope.spawn(|| a.wait_for_write(LONG));
@@ -168,7 +168,7 @@ fn a_dropped_transport_ends_its_operations() {
 
 #[test]
 fn calls_before_bind_and_connect_say_so() {
-    for kind in KINDS {
+    for kind in kinds() {
         let (a, b) = (transport(kind), transport(kind));
         let memory = Memory::allocate(8).unwrap();
         let remote = memory.remote_key().whole();
@@ -188,7 +188,7 @@ fn calls_before_bind_and_connect_say_so() {
         assert_eq!(failure(write.wait()), TransportFailure::NotConnected);
         drop(b);
         assert_eq!(failure(a.connect(&url_b, LONG)), TransportFailure::Connect);
-        let other = KINDS.into_iter().find(|other| *other != kind).unwrap();
+        let other = kinds().into_iter().find(|other| *other != kind).unwrap();
         let other = transport(other).bind().unwrap();
         assert!(a.connect(&other, LONG).is_err());
         // The transport is still usable for its peer.

@@ -1,4 +1,4 @@
-//! Tests of the transport, run with both providers.
+//! Tests of the transport, run with all providers.
 
 mod failures;
 mod moves;
@@ -6,8 +6,9 @@ mod processes;
 mod strangers;
 
 use core::time::Duration;
+use std::env;
 
-use super::{Memory, SharedMemory, Tcp, Transport, TransportFailure};
+use super::{Memory, SharedMemory, Tcp, Transport, TransportFailure, Verbs};
 use crate::{Error, Result};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -16,14 +17,34 @@ const LONG: Duration = Duration::from_secs(30);
 enum Kind {
     Tcp,
     Shared,
+    Verbs,
 }
 
-const KINDS: [Kind; 2] = [Kind::Tcp, Kind::Shared];
+/// Returns the providers to test. RDMA is tested if this host has a device, and must be tested if
+/// `FUSEWIRE_REQUIRE` lists `verbs`.
+fn kinds() -> Vec<Kind> {
+    let required = env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
+    let has_device = transport(Kind::Verbs).supported();
+    if required.split(',').any(|required| required == "verbs") {
+        assert!(
+            has_device,
+            "no RDMA device: {:?}",
+            transport(Kind::Verbs).bind().err()
+        );
+    }
+    let mut kinds = vec![Kind::Tcp, Kind::Shared];
+    match has_device {
+        true => kinds.push(Kind::Verbs),
+        false => eprintln!("skipped for RDMA: this host has no device"),
+    }
+    kinds
+}
 
 fn transport(kind: Kind) -> Transport {
     match kind {
         Kind::Tcp => Transport::new(Tcp::local()),
         Kind::Shared => Transport::new(SharedMemory),
+        Kind::Verbs => Transport::new(Verbs::new()),
     }
 }
 

@@ -9,7 +9,7 @@ use fusewire_driver::Segment;
 
 #[test]
 fn partial_views_land_where_they_belong_and_nowhere_else() {
-    for kind in KINDS {
+    for kind in kinds() {
         let (a, b) = pair(kind);
         for (from, to) in [(&a, &b), (&b, &a)] {
             for target in memories(10_000) {
@@ -42,7 +42,7 @@ fn partial_views_land_where_they_belong_and_nowhere_else() {
 
 #[test]
 fn no_bytes_and_many_bytes() {
-    for kind in KINDS {
+    for kind in kinds() {
         let (a, b) = pair(kind);
         for bytes in [0, 1, 8_191, 8_193, 64 << 20] {
             for target in memories(bytes) {
@@ -69,7 +69,7 @@ fn notifications_are_counted_and_come_behind_their_bytes() {
     // The test alternates between memory that the peer can map and memory that it cannot map. The
     // writes must not overtake each other.
     let way = |round: u64| usize::from(round.is_multiple_of(3));
-    for kind in KINDS {
+    for kind in kinds() {
         let (a, b) = pair(kind);
         let targets = memories(8);
         let keys = targets.each_ref().map(Memory::remote_key);
@@ -109,7 +109,7 @@ fn notifications_are_counted_and_come_behind_their_bytes() {
 
 #[test]
 fn both_sides_write_and_read_at_once() {
-    for kind in KINDS {
+    for kind in kinds() {
         let (a, b) = pair(kind);
         let bytes = 8 << 20;
         let [to_a, to_b] = [0, 1].map(|_| Memory::register(vec![0; bytes]).unwrap());

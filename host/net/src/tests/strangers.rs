@@ -36,6 +36,7 @@ fn welcome() -> Welcome {
     Welcome {
         version: VERSION,
         bell: None,
+        queue: None,
     }
 }
 
@@ -44,6 +45,7 @@ fn hello(url: &Url) -> Hello {
         version: VERSION,
         to: url.nonce(),
         from: Nonce::random().unwrap(),
+        queue: None,
     }
 }
 
@@ -166,6 +168,7 @@ fn a_peer_over_tcp_cannot_name_a_process_to_map() {
     let welcome = Welcome {
         version: VERSION,
         bell: bell.descriptor(),
+        queue: None,
     };
     let a = transport(Kind::Tcp);
     let (_silent, peer) = silent_peer_with(&a.bind().unwrap(), welcome);
