@@ -8,12 +8,14 @@ mod serve;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
+
+use socket2::{Domain, Type};
 
 use self::outgoing::{GRACE, Operation, Outgoing, report};
 use super::TransportFailure;
@@ -112,6 +114,20 @@ impl Core {
                 Ok(false) => return,
                 Err(error) => return self.fail(TransportFailure::Broken, error.to_string()),
             }
+        }
+    }
+
+    /// Gives the queue pair a short time to report why the peer has closed its sockets. A peer closes
+    /// them after its device has refused a request, and the device's response may arrive later.
+    fn wait_for_cause(&self) {
+        const TIME: Duration = Duration::from_millis(20);
+        let start = Instant::now();
+        while self.rdma.is_some() && start.elapsed() < TIME {
+            self.progress(true);
+            if self.has_failed() || self.outgoing().is_idle() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -295,7 +311,7 @@ impl Link {
             let mut found = None;
             for address in peer.address().to_socket_addrs()? {
                 let left = timeout.saturating_sub(start.elapsed());
-                match TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1))) {
+                match self.dial_tcp(&address, left.max(Duration::from_millis(1))) {
                     Ok(stream) => {
                         found = Some(stream);
                         break;
@@ -357,6 +373,19 @@ impl Link {
             )));
         }
         Ok((socket, welcome))
+    }
+
+    /// Opens a TCP connection from the address on which this link listens, so that it uses the same
+    /// interface.
+    fn dial_tcp(&self, peer: &SocketAddr, timeout: Duration) -> io::Result<socket2::Socket> {
+        let socket = socket2::Socket::new(Domain::for_address(*peer), Type::STREAM, None)?;
+        let own = self.core.url.address().parse::<SocketAddr>().ok();
+        if let Some(mut own) = own.filter(|own| own.is_ipv4() == peer.is_ipv4()) {
+            own.set_port(0);
+            socket.bind(&own.into())?;
+        }
+        socket.connect_timeout(&(*peer).into(), timeout)?;
+        Ok(socket)
     }
 
     fn submit(

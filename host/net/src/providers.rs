@@ -79,8 +79,8 @@ fn bind_tcp(
 /// The device registers all bytes of a memory when an operation first uses it. Registered memory is
 /// locked, so it counts towards the limit `ulimit -l`.
 ///
-/// An operation fails by itself 0.6 s to 2 s after the peer's device has stopped to answer, if its
-/// timeout has not passed before.
+/// An operation fails 0.5 s to 2 s after the peer's device has stopped to answer, or when its timeout
+/// has passed. The TCP connections detect within about 10 s that the peer's host is unreachable.
 ///
 /// # Security
 /// The TCP connection authenticates the peer, as it does for [`Tcp`]. The bytes on the RDMA network

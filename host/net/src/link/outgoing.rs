@@ -399,6 +399,7 @@ pub(super) fn run(core: &Core) {
             })
         });
         if let Err(error) = moved {
+            core.wait_for_cause();
             core.fail(TransportFailure::Broken, error.to_string());
         }
         core.progress(true);

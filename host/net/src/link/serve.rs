@@ -38,6 +38,7 @@ pub(super) fn run(core: &Arc<Core>, listener: Listener) {
             scratch: Vec::new(),
         };
         let detail = server.run();
+        core.wait_for_cause();
         core.fail(TransportFailure::Broken, detail);
         if core.failure_kind() == Some(TransportFailure::Timeout) {
             // An operation of this side has timed out. Wait until the peer closes its connection,

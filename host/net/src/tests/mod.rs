@@ -4,6 +4,7 @@ mod failures;
 mod moves;
 mod processes;
 mod strangers;
+mod verbs;
 
 use core::time::Duration;
 use std::env;

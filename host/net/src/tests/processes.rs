@@ -14,15 +14,15 @@ use super::*;
 use crate::{Notify, RemoteKey, Url};
 
 const ROLE: &str = "FUSEWIRE_TEST_TRANSPORT_CHILD";
-const BYTES: usize = 16 << 20;
+pub(super) const BYTES: usize = 16 << 20;
 
 /// Child process with a transport and two [`Memory`] objects of [`BYTES`] bytes each.
-struct Peer {
+pub(super) struct Peer {
     child: Child,
     input: ChildStdin,
     replies: Receiver<String>,
     url: Url,
-    keys: [RemoteKey; 2],
+    pub(super) keys: [RemoteKey; 2],
 }
 
 impl Peer {
@@ -50,7 +50,7 @@ impl Peer {
     }
 
     /// Starts the process and connects it to `side`.
-    fn join(kind: Kind, side: &Transport) -> Self {
+    pub(super) fn join(kind: Kind, side: &Transport) -> Self {
         let (child, input, replies) = Self::start(&format!("{kind:?}"));
         let reply = || replies.recv_timeout(LONG).unwrap();
         let (url, first, second) = (reply(), reply(), reply());
@@ -68,12 +68,12 @@ impl Peer {
         peer
     }
 
-    fn ask(&mut self, command: &str) -> String {
+    pub(super) fn ask(&mut self, command: &str) -> String {
         writeln!(self.input, "{command}").unwrap();
         self.replies.recv_timeout(LONG).unwrap()
     }
 
-    fn signal(&self, signal: i32) {
+    pub(super) fn signal(&self, signal: i32) {
         // SAFETY: `kill` takes two integers; the child has not been waited for, so its id is valid.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
         if signal == libc::SIGSTOP {
@@ -135,7 +135,11 @@ fn child() {
                 let key: RemoteKey = key.parse().unwrap();
                 let view = memories[0].view(1..1 + key.bytes() as usize).unwrap();
                 let write = side.write(view, key.whole(), Notify::Yes, LONG).unwrap();
-                format!("{:?}", write.wait().is_ok())
+                let result = write.wait();
+                if let Err(error) = &result {
+                    eprintln!("{error}");
+                }
+                format!("{:?}", result.is_ok())
             }
             _ => panic!("unknown command {line}"),
         };

@@ -34,7 +34,9 @@ const RECEIVE_ID: u64 = 0;
 /// Retransmission timeout: 4.096 us * 2^14 = 67 ms.
 const RETRY_TIMEOUT: u8 = 14;
 
-/// Number of retransmissions before a request fails, which is after about 0.6 s to 2 s.
+/// Number of retransmissions before a request fails, which is after about 0.5 s to 2 s. For Soft-RoCE,
+/// 7 means no limit; its progress on a network that reorders packets is slow, so it needs that. The
+/// link's TCP connection then detects an unreachable peer.
 const RETRIES: u8 = 7;
 
 /// Number of retries after "receiver not ready". 7 means no limit; the deadlines of operations limit
@@ -433,9 +435,10 @@ impl QueuePair {
         let mut received = 0;
         for completion in &found[..count] {
             if completion.status != IBV_WC_SUCCESS {
+                let is_receive = completion.wr_id == RECEIVE_ID;
                 return Err(io::Error::other(format!(
                     "{} (status {}, vendor error {:#x}) on {} port {}",
-                    describe(completion.status),
+                    describe(completion.status, is_receive),
                     completion.status,
                     completion.vendor_err,
                     self.port.device,

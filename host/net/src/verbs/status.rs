@@ -2,9 +2,14 @@
 
 use fusewire_verbs_sys::bindings::*;
 
-/// Describes the status of a failed completion, and names the likely cause.
-pub(super) fn describe(status: ibv_wc_status) -> &'static str {
+/// Describes the status of a failed completion, of a receive or of a request, and names the likely
+/// cause.
+pub(super) fn describe(status: ibv_wc_status, is_receive: bool) -> &'static str {
     match status {
+        // Requests of the peer that fail complete no receive, but they stop the queue pair.
+        IBV_WC_WR_FLUSH_ERR if is_receive => {
+            "the device refused a request of the peer, and stopped the queue pair"
+        }
         IBV_WC_LOC_LEN_ERR => "the peer sent a message that no receive accepts",
         IBV_WC_LOC_QP_OP_ERR => "the device rejected a request as malformed",
         IBV_WC_LOC_PROT_ERR => "the request's own memory is not registered",
