@@ -26,7 +26,7 @@ use super::memory::{Revoke, StorageRange, View, ViewMut};
 use super::pending::Pending;
 use super::provider::{ByteTransport, Notify};
 use super::socket::{Listener, Receiver, Socket};
-use super::url::{Nonce, Url};
+use super::url::{PeerId, Url, fill_random};
 use super::verbs::{Context, QueueAddress, QueuePair};
 use super::wire::{Hello, VERSION, Verb, Welcome};
 use crate::{Error, Result};
@@ -60,10 +60,10 @@ struct RdmaEndpoint {
 struct Status {
     /// The peer's URL without its secret.
     peer: Option<String>,
-    /// Nonce of the peer to which this side is connecting or has connected.
-    callee: Option<Nonce>,
-    /// Nonce of the peer that this side has admitted.
-    caller: Option<Nonce>,
+    /// The peer to which this side is connecting or has connected.
+    callee: Option<PeerId>,
+    /// The peer that this side has admitted.
+    caller: Option<PeerId>,
     /// The first failure.
     failure: Option<(TransportFailure, String)>,
     server_ended: bool,
@@ -198,7 +198,7 @@ impl Core {
     /// Returns true if `caller` may connect: the link has not failed, and this side has not
     /// connected to another peer. Records `caller` as the admitted peer. The serving thread then
     /// stops listening.
-    pub(super) fn let_in(&self, caller: Nonce) -> bool {
+    pub(super) fn let_in(&self, caller: PeerId) -> bool {
         let mut status = self.status();
         if status.failure.is_some() || status.callee.is_some_and(|callee| callee != caller) {
             return false;
@@ -324,15 +324,17 @@ impl Link {
             let address = UnixAddr::from_abstract_name(peer.address())?;
             Socket::new(UnixStream::connect_addr(&address)?, false)?
         };
+        let mut challenge = [0; 16];
+        fill_random(&mut challenge).map_err(io::Error::other)?;
         let hello = Hello {
             version: VERSION,
-            to: peer.nonce(),
-            from: self.core.url.nonce(),
+            from: self.core.url.nonce().peer_id(),
+            challenge,
             queue: self.core.queue_address(),
-        }
-        .to_bytes();
+        };
+        let bytes = hello.to_bytes(peer.nonce());
         // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
-        unsafe { socket.send(&hello, hello.as_ptr(), 0) }?;
+        unsafe { socket.send(&bytes, bytes.as_ptr(), 0) }?;
         let mut receiver = Receiver::new();
         let message = loop {
             if let Some(message) = receiver.message() {
@@ -362,8 +364,8 @@ impl Link {
                 _ => error,
             })?;
         };
-        let welcome = Welcome::from_bytes(&message).ok_or_else(|| {
-            io::Error::other("the answer is not from a transport; does another service listen?")
+        let welcome = Welcome::from_bytes(&message, peer.nonce(), &hello).ok_or_else(|| {
+            io::Error::other("the answer does not prove the URL's secret; who listens there?")
         })?;
         if welcome.version != VERSION {
             return Err(io::Error::other(format!(
@@ -460,10 +462,13 @@ impl ByteTransport for Link {
             if status.callee.is_some() {
                 return Err(refused("connect was called before on this binding"));
             }
-            if status.caller.is_some_and(|caller| caller != peer.nonce()) {
+            if status
+                .caller
+                .is_some_and(|caller| caller != peer.nonce().peer_id())
+            {
                 return Err(refused("another peer has connected to this side's URL"));
             }
-            status.callee = Some(peer.nonce());
+            status.callee = Some(peer.nonce().peer_id());
             status.peer = Some(peer.public());
         }
         let dialled = self.dial(peer, timeout).and_then(|(socket, welcome)| {

@@ -3,7 +3,9 @@
 use core::fmt;
 use core::str::FromStr;
 
+use hmac::{Hmac, Mac};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::Sha256;
 
 use super::TransportFailure;
 use crate::{Error, Result};
@@ -22,7 +24,39 @@ impl Nonce {
         fill_random(&mut bytes)?;
         Ok(Self(bytes))
     }
+
+    /// Returns the number by which a peer is known, which reveals nothing of the secret.
+    pub(super) fn peer_id(self) -> PeerId {
+        let mac: [u8; 32] = self.mac(&[b"peer id"]).finalize().into_bytes().into();
+        let mut id = [0; 16];
+        id.copy_from_slice(&mac[..16]);
+        PeerId(id)
+    }
+
+    /// Returns a proof that this side knows the secret, bound to `message`.
+    pub(super) fn prove(self, message: &[&[u8]]) -> [u8; Self::PROOF_BYTES] {
+        self.mac(message).finalize().into_bytes().into()
+    }
+
+    /// Returns true if `proof` was made with this secret for `message`.
+    pub(super) fn verify(self, message: &[&[u8]], proof: &[u8]) -> bool {
+        self.mac(message).verify_slice(proof).is_ok()
+    }
+
+    /// Length of a proof in bytes.
+    pub(super) const PROOF_BYTES: usize = 32;
+
+    fn mac(self, message: &[&[u8]]) -> Hmac<Sha256> {
+        // HMAC takes keys of any length.
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).unwrap_or_else(|_| unreachable!());
+        message.iter().for_each(|part| mac.update(part));
+        mac
+    }
 }
+
+/// Public number of one side of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PeerId(pub(super) [u8; 16]);
 
 impl fmt::Debug for Nonce {
     /// Hides the secret.

@@ -17,7 +17,7 @@
 //!   The other side confirms it with the request `Revoked` after its last access. This request has
 //!   no answer.
 
-use super::url::Nonce;
+use super::url::{Nonce, PeerId};
 use super::verbs::QueueAddress;
 use fusewire_driver::SegmentDescriptor;
 
@@ -29,43 +29,51 @@ pub(super) const VERSION: u32 = 2;
 /// Maximum length of one piece of a read's data.
 pub(super) const MAX_DATA_BYTES: u64 = 256 << 10;
 
-/// First message of a connection.
+/// First message of a connection. It proves that its sender knows the secret of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) version: u32,
-    /// Nonce of the URL of the side that accepts the connection.
-    pub(super) to: Nonce,
-    /// Nonce of the URL of the side that opened the connection.
-    pub(super) from: Nonce,
+    /// Number of the side that opened the connection.
+    pub(super) from: PeerId,
+    /// Random bytes, to which the proof of the [`Welcome`] is bound.
+    pub(super) challenge: [u8; 16],
     /// Queue pair of the side that opened the connection, if the link uses queue pairs.
     pub(super) queue: Option<QueueAddress>,
 }
 
 impl Hello {
-    pub(super) const BYTES: usize = 48 + QUEUE_BYTES;
+    pub(super) const BYTES: usize = Self::PROOF_AT + Nonce::PROOF_BYTES;
 
-    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+    const PROOF_AT: usize = 48 + QUEUE_BYTES;
+
+    /// Encodes the message for the side whose URL has the secret `to`.
+    pub(super) fn to_bytes(self, to: Nonce) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[0..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
-        bytes[16..32].copy_from_slice(&self.to.0);
-        bytes[32..48].copy_from_slice(&self.from.0);
-        bytes[48..].copy_from_slice(&queue_to_bytes(self.queue));
+        bytes[16..32].copy_from_slice(&self.from.0);
+        bytes[32..48].copy_from_slice(&self.challenge);
+        bytes[48..Self::PROOF_AT].copy_from_slice(&queue_to_bytes(self.queue));
+        let proof = to.prove(&[b"hello", &bytes[..Self::PROOF_AT]]);
+        bytes[Self::PROOF_AT..].copy_from_slice(&proof);
         bytes
     }
 
-    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
-        (bytes[0..8] == MAGIC).then(|| Self {
+    /// Decodes the message. Returns `None` if its sender does not know the secret `own`.
+    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES], own: Nonce) -> Option<Self> {
+        let (message, proof) = bytes.split_at(Self::PROOF_AT);
+        let is_peer = bytes[0..8] == MAGIC && own.verify(&[b"hello", message], proof);
+        is_peer.then(|| Self {
             version: u32_at(bytes, 8),
-            to: nonce_at(bytes, 16),
-            from: nonce_at(bytes, 32),
+            from: PeerId(id_at(bytes, 16)),
+            challenge: id_at(bytes, 32),
             queue: queue_at(bytes, 48),
         })
     }
 }
 
-/// Answer to a [`Hello`] that names this side's nonce. If the versions differ, the answer reports
-/// this side's version, and the connection is then closed.
+/// Answer to a [`Hello`]. It proves that its sender knows the secret, too. If the versions differ,
+/// the answer reports this side's version, and the connection is then closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Welcome {
     pub(super) version: u32,
@@ -76,11 +84,14 @@ pub(super) struct Welcome {
 }
 
 impl Welcome {
-    pub(super) const BYTES: usize = Self::QUEUE_AT + QUEUE_BYTES;
+    pub(super) const BYTES: usize = Self::PROOF_AT + Nonce::PROOF_BYTES;
 
     const QUEUE_AT: usize = 16 + SegmentDescriptor::ENCODED_BYTES;
 
-    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+    const PROOF_AT: usize = Self::QUEUE_AT + QUEUE_BYTES;
+
+    /// Encodes the answer to `hello` of the side whose URL has the secret `own`.
+    pub(super) fn to_bytes(self, own: Nonce, hello: &Hello) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[0..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
@@ -88,16 +99,28 @@ impl Welcome {
             bytes[12] = 1;
             bytes[16..Self::QUEUE_AT].copy_from_slice(&bell.to_bytes());
         }
-        bytes[Self::QUEUE_AT..].copy_from_slice(&queue_to_bytes(self.queue));
+        bytes[Self::QUEUE_AT..Self::PROOF_AT].copy_from_slice(&queue_to_bytes(self.queue));
+        let message = [b"welcome", &hello.challenge[..], &bytes[..Self::PROOF_AT]];
+        let proof = own.prove(&message);
+        bytes[Self::PROOF_AT..].copy_from_slice(&proof);
         bytes
     }
 
-    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+    /// Decodes the answer to `hello`. Returns `None` if its sender does not know the secret `peer`.
+    pub(super) fn from_bytes(
+        bytes: &[u8; Self::BYTES],
+        peer: Nonce,
+        hello: &Hello,
+    ) -> Option<Self> {
+        let (message, proof) = bytes.split_at(Self::PROOF_AT);
+        if bytes[0..8] != MAGIC || !peer.verify(&[b"welcome", &hello.challenge, message], proof) {
+            return None;
+        }
         let bell = match bytes[12] {
             0 => None,
             _ => Some(SegmentDescriptor::from_bytes(&bytes[16..Self::QUEUE_AT]).ok()?),
         };
-        (bytes[0..8] == MAGIC).then(|| Self {
+        Some(Self {
             version: u32_at(bytes, 8),
             bell,
             queue: queue_at(bytes, Self::QUEUE_AT),
@@ -283,10 +306,10 @@ fn queue_at(bytes: &[u8], at: usize) -> Option<QueueAddress> {
     (bytes[at] == 1).then(|| QueueAddress::from_bytes(&array))
 }
 
-fn nonce_at(bytes: &[u8], at: usize) -> Nonce {
+fn id_at(bytes: &[u8], at: usize) -> [u8; 16] {
     let mut array = [0; 16];
     array.copy_from_slice(&bytes[at..at + 16]);
-    Nonce(array)
+    array
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -307,21 +330,39 @@ mod tests {
 
     #[test]
     fn messages_survive_the_wire_and_garbage_is_none() {
-        let nonce = Nonce([7; 16]);
+        let (nonce, other) = (Nonce([7; 16]), Nonce([8; 16]));
         let hello = Hello {
             version: VERSION,
-            to: nonce,
-            from: Nonce([9; 16]),
+            from: Nonce([9; 16]).peer_id(),
+            challenge: [5; 16],
             queue: Some(QueueAddress::from_bytes(&[3; QueueAddress::BYTES])),
         };
-        assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
-        assert_eq!(Hello::from_bytes(&[0x55; Hello::BYTES]), None);
+        let bytes = hello.to_bytes(nonce);
+        assert_eq!(Hello::from_bytes(&bytes, nonce), Some(hello));
+        assert_eq!(Hello::from_bytes(&bytes, other), None);
+        assert!(!bytes.windows(16).any(|bytes| *bytes == nonce.0));
         let welcome = Welcome {
             version: VERSION,
             bell: None,
             queue: hello.queue,
         };
-        assert_eq!(Welcome::from_bytes(&welcome.to_bytes()), Some(welcome));
+        let answer = welcome.to_bytes(nonce, &hello);
+        assert_eq!(Welcome::from_bytes(&answer, nonce, &hello), Some(welcome));
+        assert_eq!(Welcome::from_bytes(&answer, other, &hello), None);
+        // An answer to another message is a replay.
+        let challenge = [6; 16];
+        let another = Hello { challenge, ..hello };
+        assert_eq!(Welcome::from_bytes(&answer, nonce, &another), None);
+        for at in 0..Hello::BYTES {
+            let mut bytes = bytes;
+            bytes[at] ^= 1;
+            assert_eq!(Hello::from_bytes(&bytes, nonce), None, "{at}");
+        }
+        for at in 0..Welcome::BYTES {
+            let mut answer = answer;
+            answer[at] ^= 1;
+            assert_eq!(Welcome::from_bytes(&answer, nonce, &hello), None, "{at}");
+        }
         for verb in [
             Verb::Write { notify: false },
             Verb::Write { notify: true },

@@ -127,7 +127,7 @@ fn admit(core: &Core, listener: Listener) -> Option<Socket> {
 
 /// Answers the first message of a caller. Returns true if the caller is the peer.
 fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
-    let Some(hello) = Hello::from_bytes(message) else {
+    let Some(hello) = Hello::from_bytes(message, core.url.nonce()) else {
         tracing::debug!("a transport rejected an unknown caller");
         return false;
     };
@@ -136,8 +136,7 @@ fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
         bell: None,
         queue: None,
     };
-    let known = hello.to == core.url.nonce();
-    let let_in = known && hello.version == VERSION && core.let_in(hello.from);
+    let let_in = hello.version == VERSION && core.let_in(hello.from);
     if let_in {
         welcome.bell = core.inbox.descriptor();
         welcome.queue = core.queue_address();
@@ -147,8 +146,8 @@ fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
             return false;
         }
     }
-    if let_in || (known && hello.version != VERSION) {
-        let bytes = welcome.to_bytes();
+    if let_in || hello.version != VERSION {
+        let bytes = welcome.to_bytes(core.url.nonce(), &hello);
         // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
         let sent = unsafe { socket.send(&bytes, bytes.as_ptr(), 0) };
         // The send buffer of a new socket should have room for the whole message. If it does not,

@@ -19,14 +19,14 @@ fn silent_peer_with(url: &Url, welcome: Welcome) -> (std::thread::JoinHandle<Tcp
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let nonce = Nonce::random().unwrap();
-    let from = url.nonce();
+    let from = url.nonce().peer_id();
     let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let mut hello = [0; Hello::BYTES];
         stream.read_exact(&mut hello).unwrap();
-        let hello = Hello::from_bytes(&hello).unwrap();
-        assert!(hello.to == nonce && hello.from == from);
-        stream.write_all(&welcome.to_bytes()).unwrap();
+        let hello = Hello::from_bytes(&hello, nonce).unwrap();
+        assert!(hello.from == from);
+        stream.write_all(&welcome.to_bytes(nonce, &hello)).unwrap();
         stream
     });
     (thread, Url::new("tcp", &address, nonce))
@@ -40,11 +40,11 @@ fn welcome() -> Welcome {
     }
 }
 
-fn hello(url: &Url) -> Hello {
+fn hello() -> Hello {
     Hello {
         version: VERSION,
-        to: url.nonce(),
-        from: Nonce::random().unwrap(),
+        from: Nonce::random().unwrap().peer_id(),
+        challenge: [4; 16],
         queue: None,
     }
 }
@@ -53,10 +53,12 @@ fn hello(url: &Url) -> Hello {
 fn hostile_peer(url: &Url) -> TcpStream {
     let mut stream = TcpStream::connect(url.address()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
-    stream.write_all(&hello(url).to_bytes()).unwrap();
+    let hello = hello();
+    stream.write_all(&hello.to_bytes(url.nonce())).unwrap();
     let mut bytes = [0; Welcome::BYTES];
     stream.read_exact(&mut bytes).unwrap();
-    assert_eq!(Welcome::from_bytes(&bytes), Some(welcome()));
+    let answer = Welcome::from_bytes(&bytes, url.nonce(), &hello);
+    assert_eq!(answer, Some(welcome()));
     stream
 }
 
@@ -85,24 +87,24 @@ fn strangers_do_no_harm() {
     // The number of silent callers exceeds the limit.
     let _silent: Vec<_> = (0..40).map(|_| call()).collect();
     let mut half = call();
-    half.write_all(&hello(&url_b).to_bytes()[..20]).unwrap();
-    let mut wrong = hello(&url_b);
-    wrong.to = Nonce::random().unwrap();
+    half.write_all(&hello().to_bytes(url_b.nonce())[..20])
+        .unwrap();
+    let wrong = hello().to_bytes(Nonce::random().unwrap());
     let garbage = pattern(5_000, 11);
-    for bytes in [&garbage[..], &wrong.to_bytes()] {
+    for bytes in [&garbage[..], &wrong] {
         let mut stranger = call();
         stranger.set_read_timeout(Some(LONG)).unwrap();
         stranger.write_all(bytes).unwrap();
         // The link closes the connection without an answer.
         assert!(matches!(stranger.read(&mut [0; 1]), Ok(0) | Err(_)));
     }
-    let mut newer = hello(&url_b);
+    let mut newer = hello();
     newer.version = VERSION + 1;
     let mut stream = call();
-    stream.write_all(&newer.to_bytes()).unwrap();
+    stream.write_all(&newer.to_bytes(url_b.nonce())).unwrap();
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
-    assert_eq!(bytes, welcome().to_bytes());
+    assert_eq!(bytes, welcome().to_bytes(url_b.nonce(), &newer));
 
     let start = Instant::now();
     a.connect(&url_b, LONG).unwrap();

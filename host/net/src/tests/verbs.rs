@@ -322,11 +322,11 @@ fn peers_with_impossible_queue_pairs_are_rejected() {
         stream.set_read_timeout(Some(LONG)).unwrap();
         let hello = Hello {
             version: VERSION,
-            to: url.nonce(),
-            from: Nonce::random().unwrap(),
+            from: Nonce::random().unwrap().peer_id(),
+            challenge: [0; 16],
             queue,
         };
-        stream.write_all(&hello.to_bytes()).unwrap();
+        stream.write_all(&hello.to_bytes(url.nonce())).unwrap();
         let mut welcome = [0; Welcome::BYTES];
         assert!(stream.read_exact(&mut welcome).is_err(), "{queue:?}");
         assert_eq!(failure(a.wait_for_write(LONG)), TransportFailure::Broken);
