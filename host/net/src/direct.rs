@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::inbox::DoorbellHandle;
 use super::key::{RemoteBuffer, RemoteKey};
-use super::memory::{DATA_OFFSET, Header, StorageRange};
+use super::memory::{DATA_OFFSET, Header, StorageRange, WORD_BYTES, store_word};
 use crate::Result;
 use fusewire_driver::{Segment, SegmentDescriptor};
 
@@ -47,6 +47,22 @@ impl Direct {
             // `copy_to` allows.
             unsafe { source.start().copy_to(target, source.len) };
         })
+    }
+
+    /// Stores the word in `source` to the peer's memory. Returns false in the same cases as
+    /// [`Direct::write`], and if the target is not aligned.
+    pub(super) fn store(&self, source: &StorageRange, remote: &RemoteBuffer) -> bool {
+        let mut word = [0; WORD_BYTES];
+        assert_eq!(source.len, WORD_BYTES);
+        // SAFETY: `source` is valid for its 8 bytes.
+        unsafe { source.start().copy_to(word.as_mut_ptr(), WORD_BYTES) };
+        let mut is_aligned = false;
+        let is_open = self.access(remote, WORD_BYTES, |target| {
+            // SAFETY: `access` has checked that the range of the mapping at `target` is valid. The
+            // owner of the memory accesses it concurrently only by copies and atomically.
+            is_aligned = unsafe { store_word(target, word) };
+        });
+        is_open && is_aligned
     }
 
     /// Copies from the peer. Returns false in the same cases as [`Direct::write`].

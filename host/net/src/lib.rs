@@ -170,6 +170,25 @@ impl Transport {
         Ok(self.link("write")?.write(source, target, notify, timeout))
     }
 
+    /// Stores `word` to the 8 bytes `target` of the peer's memory, as a signal that the earlier writes
+    /// of this transport have been written. A thread of the peer that polls the word with an atomic
+    /// acquire load never sees a part of it, and once it sees the word, it also sees the bytes of the
+    /// earlier writes. The address of the word in the peer's memory must be a multiple of 8;
+    /// [`Memory::allocate`] aligns memory to pages.
+    ///
+    /// Over TCP and shared memory, the word is stored by one release store. An RDMA device writes the
+    /// word as one packet after the earlier writes; RDMA does not specify that 8 aligned bytes become
+    /// visible at once, but devices write them so.
+    ///
+    /// The operation has the same errors as [`Transport::write`].
+    ///
+    /// # Errors
+    /// The errors of [`Transport::write`].
+    pub fn store(&self, word: u64, target: RemoteBuffer, timeout: Duration) -> Result<Pending> {
+        same_length("store", memory::WORD_BYTES, &target)?;
+        Ok(self.link("store")?.store(word, target, timeout))
+    }
+
     /// Reads the peer's memory into a view. The operation completes when the bytes have arrived.
     /// The operation has the same errors as [`Transport::write`]. After an error, the bytes of the
     /// view are undefined.

@@ -422,6 +422,7 @@ impl Link {
         {
             let moved = match operation.verb {
                 Verb::Write { .. } => direct.write(&operation.local, &operation.remote),
+                Verb::Store => direct.store(&operation.local, &operation.remote),
                 _ => direct.read(&operation.local, &operation.remote),
             };
             if moved {
@@ -521,6 +522,10 @@ impl ByteTransport for Link {
     ) -> Pending {
         let notify = notify == Notify::Yes;
         self.submit(Verb::Write { notify }, source.0, target, timeout)
+    }
+
+    fn store(&self, word: u64, target: RemoteBuffer, timeout: Duration) -> Pending {
+        self.submit(Verb::Store, StorageRange::of_word(word), target, timeout)
     }
 
     fn read(&self, target: ViewMut, source: RemoteBuffer, timeout: Duration) -> Pending {

@@ -132,6 +132,17 @@ impl Storage {
             keep,
         }
     }
+
+    fn of_buffer(buffer: Box<[u8]>) -> Self {
+        let raw = Box::into_raw(buffer);
+        // SAFETY: `raw` comes from `Box::into_raw`, and `UnsafeCell<u8>` has the layout of `u8`.
+        let buffer = unsafe { Box::from_raw(raw as *mut [UnsafeCell<u8>]) };
+        let len = buffer.len();
+        // The pointer is derived from the `UnsafeCell`s, so writes through it are allowed as long
+        // as nothing else accesses the box.
+        let start = buffer.as_ptr().cast_mut().cast();
+        Self::new(start, len, Backing::Buffer { _buffer: buffer })
+    }
 }
 
 impl fmt::Debug for Storage {
@@ -186,15 +197,7 @@ impl Memory {
     /// # Errors
     /// [`Error::Call`] if the system has no random numbers.
     pub fn register(buffer: impl Into<Box<[u8]>>) -> Result<Self> {
-        let raw = Box::into_raw(buffer.into());
-        // SAFETY: `raw` comes from `Box::into_raw`, and `UnsafeCell<u8>` has the layout of `u8`.
-        let buffer = unsafe { Box::from_raw(raw as *mut [UnsafeCell<u8>]) };
-        let len = buffer.len();
-        // The pointer is derived from the `UnsafeCell`s, so writes through it are allowed as long
-        // as nothing else accesses the box.
-        let start = buffer.as_ptr().cast_mut().cast();
-        let keep = Backing::Buffer { _buffer: buffer };
-        Self::add(Storage::new(start, len, keep), None)
+        Self::add(Storage::of_buffer(buffer.into()), None)
     }
 
     /// Registers a whole segment. Registering the same segment again reuses the existing
@@ -525,7 +528,35 @@ pub(super) struct StorageRange {
     pub(super) len: usize,
 }
 
+/// Length of a word in bytes.
+pub(super) const WORD_BYTES: usize = 8;
+
+/// Stores a word by one release store, so that a thread that loads the word also sees all earlier
+/// writes of this thread. Returns false if `target` is not aligned.
+///
+/// # Safety
+/// `target` must be valid for writes of 8 bytes. Other threads may access the word only atomically
+/// during the call.
+pub(super) unsafe fn store_word(target: *mut u8, word: [u8; WORD_BYTES]) -> bool {
+    let target = target.cast::<u64>();
+    if target.is_aligned() {
+        // SAFETY: the caller guarantees the validity, and the alignment was checked.
+        unsafe { AtomicU64::from_ptr(target) }.store(u64::from_ne_bytes(word), Ordering::Release);
+    }
+    target.is_aligned()
+}
+
 impl StorageRange {
+    /// Returns new memory that holds a word.
+    pub(super) fn of_word(word: u64) -> Self {
+        let storage = Storage::of_buffer(Box::new(word.to_ne_bytes()));
+        Self {
+            storage: Arc::new(storage),
+            offset: 0,
+            len: WORD_BYTES,
+        }
+    }
+
     /// Returns the address of the first byte.
     pub(super) fn start(&self) -> *mut u8 {
         // SAFETY: the offset was checked against the storage when the range was created.

@@ -5,8 +5,8 @@
 //! these requests in the same order:
 //!
 //! - The first message is [`Hello`]. The answer is [`Welcome`].
-//! - Any number of [`Request`]s follow. The payload of a write follows its request.
-//! - Every write and read is completed by an [`Answer`] of kind `Done` or `Refused`. For a read, any
+//! - Any number of [`Request`]s follow. The payload of a write or store follows its request.
+//! - Every write, store and read is completed by an [`Answer`] of kind `Done` or `Refused`. For a read, any
 //!   number of `Data` answers come first, each followed by its payload.
 //!
 //! If the [`Hello`] and the [`Welcome`] announce queue pairs, writes and reads use these, and the
@@ -134,6 +134,8 @@ pub(super) enum Verb {
     Write {
         notify: bool,
     },
+    /// Stores a word of 8 bytes by one instruction, after all earlier writes.
+    Store,
     Read,
     /// Asks for the registration of the memory.
     Resolve,
@@ -141,7 +143,14 @@ pub(super) enum Verb {
     Revoked,
 }
 
-/// Request for a write or a read. The payload of a write follows.
+impl Verb {
+    /// Returns true if the payload follows the request.
+    pub(super) fn has_payload(self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Store)
+    }
+}
+
+/// Request for a write, a store or a read. The payload of a write or store follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) verb: Verb,
@@ -163,6 +172,7 @@ impl Request {
             Verb::Read => 3,
             Verb::Resolve => 4,
             Verb::Revoked => 5,
+            Verb::Store => 6,
         };
         for (at, value) in [
             (8, self.id),
@@ -182,6 +192,7 @@ impl Request {
             b"FWRQ\x03\0\0\0" => Verb::Read,
             b"FWRQ\x04\0\0\0" => Verb::Resolve,
             b"FWRQ\x05\0\0\0" => Verb::Revoked,
+            b"FWRQ\x06\0\0\0" => Verb::Store,
             _ => return None,
         };
         Some(Self {
@@ -201,6 +212,8 @@ pub(super) enum Refusal {
     Key,
     /// The range exceeds the memory.
     Range,
+    /// The address of the word is no multiple of 8.
+    Alignment,
     /// The owner's device cannot register the memory.
     Registration,
 }
@@ -221,6 +234,7 @@ impl Refusal {
                  belongs to another process"
             }
             Self::Range => "the range exceeds the registered memory",
+            Self::Alignment => "the address of the word is no multiple of 8 in the peer's memory",
             Self::Registration => {
                 "the peer's RDMA device cannot register the memory; raise the peer's limit of \
                  locked memory (ulimit -l)"
@@ -251,6 +265,7 @@ impl Answer {
             Self::Refused(Refusal::Key) => (2, 0),
             Self::Refused(Refusal::Range) => (3, 0),
             Self::Refused(Refusal::Registration) => (5, 0),
+            Self::Refused(Refusal::Alignment) => (8, 0),
             Self::Data(len) => (4, len),
             Self::Region(region) => (6, region.len),
             Self::Revoke => (7, 0),
@@ -282,6 +297,7 @@ impl Answer {
                 len,
             }),
             b"FWAN\x07\0\0\0" => Self::Revoke,
+            b"FWAN\x08\0\0\0" => Self::Refused(Refusal::Alignment),
             _ => return None,
         };
         Some((answer, u64_at(bytes, 8)))
@@ -369,6 +385,7 @@ mod tests {
             Verb::Read,
             Verb::Resolve,
             Verb::Revoked,
+            Verb::Store,
         ] {
             let request = Request {
                 verb,
@@ -387,6 +404,7 @@ mod tests {
             Answer::Refused(Refusal::Key),
             Answer::Refused(Refusal::Range),
             Answer::Refused(Refusal::Registration),
+            Answer::Refused(Refusal::Alignment),
             Answer::Data(MAX_DATA_BYTES),
             Answer::Region(RemoteRegion {
                 address: u64::MAX - 5,

@@ -70,6 +70,7 @@ impl Operation {
         Self {
             name: match verb {
                 Verb::Write { .. } => "write",
+                Verb::Store => "store",
                 _ => "read",
             },
             verb,
@@ -87,9 +88,9 @@ impl Operation {
     }
 
     fn payload(&self) -> usize {
-        match self.verb {
-            Verb::Write { .. } => self.local.len,
-            _ => 0,
+        match self.verb.has_payload() {
+            true => self.local.len,
+            false => 0,
         }
     }
 }
@@ -261,11 +262,11 @@ impl Outgoing {
         while let Some(operation) = operations.queue.front_mut() {
             let payload = operation.payload();
             let head = &operation.head[operation.sent.min(Request::BYTES)..];
-            let (body, len) = match operation.verb {
-                Verb::Write { .. } => operation
+            let (body, len) = match operation.verb.has_payload() {
+                true => operation
                     .local
                     .rest(operation.sent.saturating_sub(Request::BYTES)),
-                _ => (operation.local.start(), 0),
+                false => (operation.local.start(), 0),
             };
             // SAFETY: the body lies within the operation's view, which keeps the memory alive.
             let Some(count) = (unsafe { socket.send(head, body, len.min(left)) })? else {

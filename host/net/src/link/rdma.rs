@@ -9,6 +9,7 @@ use std::io;
 use super::Core;
 use super::outgoing::{Operation, Operations, nonsense};
 use crate::key::RemoteBuffer;
+use crate::memory::WORD_BYTES;
 use crate::socket::Socket;
 use crate::verbs::{Completion, Opcode, QueuePair, WorkRequest};
 use crate::wire::{Answer, Refusal, RemoteRegion, Request, Verb};
@@ -89,9 +90,14 @@ impl Rdma {
                 operations.refuse_first(core, Refusal::Range);
                 continue;
             }
+            let address = region.address + operation.remote.offset;
+            if operation.verb == Verb::Store && !address.is_multiple_of(WORD_BYTES as u64) {
+                operations.refuse_first(core, Refusal::Alignment);
+                continue;
+            }
             let opcode = match operation.verb {
                 Verb::Write { notify: true } => Opcode::WriteNotify,
-                Verb::Write { notify: false } => Opcode::Write,
+                Verb::Write { notify: false } | Verb::Store => Opcode::Write,
                 _ => Opcode::Read,
             };
             let len = operation.local.len;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::Core;
 use super::outgoing::GRACE;
 use crate::TransportFailure;
-use crate::memory::{Revoke, Target, export};
+use crate::memory::{Revoke, Target, WORD_BYTES, export, store_word};
 use crate::socket::{GONE, Listener, Receiver, Socket};
 use crate::wire::{Answer, Hello, MAX_DATA_BYTES, Refusal, Request, VERSION, Verb, Welcome};
 use fusewire_driver::descriptor::{entry, poll};
@@ -199,6 +199,7 @@ impl Server<'_> {
                 }
                 outcome
             }
+            Verb::Store => self.store(&request)?,
             Verb::Read => self.read(&request)?,
         };
         let answer = outcome.map_or_else(Answer::Refused, |()| Answer::Done);
@@ -278,6 +279,29 @@ impl Server<'_> {
         };
         self.discard(target)?;
         Ok(Err(refusal))
+    }
+
+    /// Receives a word, and stores it by one instruction.
+    fn store(&mut self, request: &Request) -> Result<Result<(), Refusal>, String> {
+        if request.len != WORD_BYTES as u64 {
+            return Err(
+                "the peer stores a word of another size; is it another version?".to_owned(),
+            );
+        }
+        let word = loop {
+            match self.receiver.message() {
+                Some(word) => break word,
+                None => self.fill()?,
+            }
+        };
+        Ok(Target::find(request.key, request.offset, request.len)
+            .and_then(|target| {
+                // SAFETY: `access` passes memory that is valid for the 8 bytes of the target. Peers
+                // and this process access it by copies of the system, or atomically.
+                let stored = target.access(0, |start, _| unsafe { store_word(start, word) });
+                stored.ok_or(Refusal::Key)
+            })
+            .and_then(|is_aligned| is_aligned.then_some(()).ok_or(Refusal::Alignment)))
     }
 
     fn discard(&mut self, mut left: u64) -> Result<(), String> {

@@ -1,7 +1,9 @@
 //! Data, position and order of transfers.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::thread;
+use std::time::Instant;
 
 use super::*;
 use crate::{Notify, RemoteKey};
@@ -191,4 +193,92 @@ fn views_are_checked() {
         a.write(memory.view(..).unwrap(), remote, Notify::No, LONG)
             .is_err()
     );
+}
+
+/// Words signal that the writes before them have been written. They are never torn.
+#[test]
+fn a_stored_word_follows_the_bytes_before_it() {
+    const ROUNDS: u64 = 2_000;
+    const SIZE: usize = 4_096;
+    for kind in kinds() {
+        let (a, b) = pair(kind);
+        let data = memories(SIZE);
+        let signal = Memory::allocate(64).unwrap();
+        let keys = data.each_ref().map(Memory::remote_key);
+        let word = signal.remote_key().range(8, 8);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    let source = Memory::register(vec![round as u8; SIZE]).unwrap();
+                    let key = keys[round as usize % 2];
+                    let view = source.view(..).unwrap();
+                    let write = a.write(view, key.whole(), Notify::No, LONG).unwrap();
+                    // Both halves of the word change, so that a torn word is noticed.
+                    let store = a.store(round << 32 | round, word, LONG).unwrap();
+                    write.wait().unwrap();
+                    store.wait().unwrap();
+                    // The receiver answers, so that its memory is not overwritten.
+                    a.wait_for_write(LONG).unwrap();
+                }
+            });
+            // SAFETY: the word is aligned and lives as long as `signal`. It is accessed atomically.
+            let seen = unsafe { AtomicU64::from_ptr(signal.as_ptr().add(8).cast()) };
+            let empty = Memory::allocate(0).unwrap();
+            for round in 1..=ROUNDS {
+                let start = Instant::now();
+                loop {
+                    let value = seen.load(Ordering::Acquire);
+                    if value == round << 32 | round {
+                        break;
+                    }
+                    let before = (round - 1) << 32 | (round - 1);
+                    assert_eq!(value, before, "{kind:?}: a torn word");
+                    assert!(start.elapsed() < LONG);
+                    thread::yield_now();
+                }
+                let bytes = contents(&data[round as usize % 2]);
+                assert!(bytes == vec![round as u8; SIZE], "{kind:?} {round}");
+                let view = empty.view(..).unwrap();
+                let remote = empty.remote_key().whole();
+                b.write(view, remote, Notify::Yes, LONG)
+                    .unwrap()
+                    .wait()
+                    .unwrap();
+            }
+        });
+        // Neighbouring bytes are untouched.
+        let bytes = contents(&signal);
+        assert!(bytes[..8] == [0; 8] && bytes[16..] == [0; 48]);
+    }
+}
+
+#[test]
+fn words_at_odd_addresses_and_of_other_sizes_are_refused() {
+    for kind in kinds() {
+        let (a, b) = pair(kind);
+        for memory in [Memory::allocate(64).unwrap(), aligned(64)] {
+            let key = memory.remote_key();
+            for offset in [1, 4, 63, 64] {
+                let store = a.store(u64::MAX, key.range(offset, 8), LONG).unwrap();
+                assert_eq!(
+                    failure(store.wait()),
+                    TransportFailure::Refused,
+                    "{kind:?} {offset}"
+                );
+            }
+            assert!(a.store(1, key.range(0, 4), LONG).is_err());
+            a.store(5, key.range(56, 8), LONG).unwrap().wait().unwrap();
+            let mut expected = vec![0; 64];
+            expected[56] = 5;
+            assert_eq!(contents(&memory), expected, "{kind:?}");
+        }
+        assert!(a.connected() && b.connected());
+    }
+}
+
+/// Returns registered memory at an aligned address that a peer cannot map.
+fn aligned(bytes: usize) -> Memory {
+    let words = vec![0_u64; bytes / 8].leak();
+    // SAFETY: the memory is never freed, and only accessed through the result.
+    unsafe { Memory::register_raw(words.as_mut_ptr().cast(), bytes) }.unwrap()
 }

@@ -16,6 +16,15 @@ pub(super) fn silent_peer(url: &Url) -> (std::thread::JoinHandle<TcpStream>, Url
 }
 
 fn silent_peer_with(url: &Url, welcome: Welcome) -> (std::thread::JoinHandle<TcpStream>, Url) {
+    silent_peer_with_secret(url, welcome, true)
+}
+
+/// If `knows_secret` is false, the peer does not know the secret of the URL that is returned.
+fn silent_peer_with_secret(
+    url: &Url,
+    welcome: Welcome,
+    knows_secret: bool,
+) -> (std::thread::JoinHandle<TcpStream>, Url) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let nonce = Nonce::random().unwrap();
@@ -26,7 +35,12 @@ fn silent_peer_with(url: &Url, welcome: Welcome) -> (std::thread::JoinHandle<Tcp
         stream.read_exact(&mut hello).unwrap();
         let hello = Hello::from_bytes(&hello, nonce).unwrap();
         assert!(hello.from == from);
-        stream.write_all(&welcome.to_bytes(nonce, &hello)).unwrap();
+        let secret = match knows_secret {
+            true => nonce,
+            false => Nonce::random().unwrap(),
+        };
+        let answer = welcome.to_bytes(secret, &hello);
+        stream.write_all(&answer).unwrap();
         stream
     });
     (thread, Url::new("tcp", &address, nonce))
@@ -252,4 +266,20 @@ fn memory_that_is_dropped_during_a_read_is_refused_at_the_end() {
         next = answer(&mut peer);
     }
     assert_eq!(next, Answer::Refused(Refusal::Key));
+}
+
+#[test]
+fn a_listener_that_does_not_know_the_secret_is_rejected() {
+    let a = transport(Kind::Tcp);
+    let (_imposter, url) = silent_peer_with_secret(&a.bind().unwrap(), welcome(), false);
+    let error = a.connect(&url, LONG).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("does not prove the URL's secret"),
+        "{error}"
+    );
+    // The transport is still usable for its peer.
+    let b = transport(Kind::Tcp);
+    a.connect(&b.bind().unwrap(), LONG).unwrap();
 }
