@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 
 use fusewire::Device;
 use fusewire::gpu::driver::Properties;
+use fusewire::transport::{self, Tcp};
 use serde::Serialize;
 
 /// Arguments of `fusewire info`.
@@ -134,15 +135,57 @@ fn items() -> Vec<Item> {
         gives: "",
         install: String::new(),
     });
-    items.push(Item {
+    items.push(tcp());
+    items.extend(rdma());
+    items
+}
+
+/// Returns the address on which TCP transports to other hosts listen.
+fn tcp() -> Item {
+    let chosen = Tcp::automatic();
+    let gives = "`fusewire::transport` between hosts";
+    Item {
+        kind: "transports",
+        name: "TCP",
+        found: chosen.is_ok(),
+        detail: match &chosen {
+            Ok(chosen) => format!("{}, not encrypted", chosen.address()),
+            Err(error) => error.to_string(),
+        },
+        gives,
+        install: "set FUSEWIRE_SOCKET_IFNAME to the name of an interface".to_owned(),
+    }
+}
+
+/// Returns the ports of the RDMA devices, or the reason why there are none.
+fn rdma() -> Vec<Item> {
+    let item = |found, detail, install: &str| Item {
         kind: "transports",
         name: "RDMA",
-        found: false,
-        detail: "not implemented yet".to_owned(),
-        gives: "ranks on several hosts",
-        install: "nothing to install yet".to_owned(),
-    });
-    items
+        found,
+        detail,
+        gives: "`fusewire::transport` between hosts by RDMA writes and reads",
+        install: install.to_owned(),
+    };
+    match transport::verbs_ports() {
+        Err(error) => vec![item(
+            false,
+            error.to_string(),
+            "apt install libibverbs1 ibverbs-providers",
+        )],
+        Ok(ports) if ports.is_empty() => vec![item(
+            false,
+            "libibverbs finds no device".to_owned(),
+            "needs an InfiniBand or RoCE NIC, or Soft-RoCE (rdma link add rxe0 type rxe netdev eth0)",
+        )],
+        Ok(ports) => {
+            let items = ports.iter().map(|port| {
+                let install = "connect the cable, or start the subnet manager";
+                item(port.is_active, port.to_string(), install)
+            });
+            items.collect()
+        }
+    }
 }
 
 /// Adds the GPUs that a library sees, with the time that loading the kernels took. If there are no

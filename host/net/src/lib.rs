@@ -34,6 +34,8 @@
 //! once, but notifications that have already arrived are still delivered. Call `bind` and `connect`
 //! again to create a new connection.
 //!
+//! [`Verbs`] documents how RDMA differs: a suspended peer's memory can be written and read.
+//!
 //! An operation that times out breaks the connection. After the operation has returned its error,
 //! none of its bytes are written: this side resets the connection, and delays the error until the
 //! peer has closed its own connection. The peer closes its connection after its serving thread has
@@ -47,14 +49,20 @@
 //! - If the peer is unreachable, this side does not send the bytes again.
 //!
 //! # Security
-//! A peer authenticates with the secret in the URL, and addresses memory by a random key. The
-//! transport checks all other input. It never allocates memory of a size that the peer sends. The
-//! connection is not encrypted.
+//! Both sides prove that they know the secret in the peer's URL by HMAC-SHA256, so the secret is never
+//! sent, and neither a stranger nor a process that listens on a reused port is taken for the peer. A
+//! peer addresses memory by a random key. The transport checks all other input. It never allocates
+//! memory of a size that the peer sends.
+//!
+//! The connection is not encrypted, and its data is not authenticated. Whoever can read or change the
+//! packets between the hosts can read or change the data. Use a network that only trusted hosts
+//! reach, or an encrypted one, such as WireGuard. [`Verbs`] documents what RDMA adds to this.
 
 mod direct;
 mod error;
 mod failure;
 mod inbox;
+mod interface;
 mod key;
 mod link;
 mod memory;
@@ -74,6 +82,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use self::error::{Error, Result};
 pub use self::failure::TransportFailure;
+pub use interface::{Interface, interfaces};
 pub use key::{RemoteBuffer, RemoteKey};
 pub use memory::{Memory, View, ViewMut};
 pub use pending::Pending;

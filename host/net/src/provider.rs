@@ -1,24 +1,23 @@
 //! Traits of transport providers.
 //!
-//! The interface has the operations *write*, *read* and *notify* instead of a byte stream, because
-//! RDMA hardware implements these operations. A verbs provider would map them as follows:
+//! The interface has the operations *write*, *store*, *read* and *notify* instead of a byte stream,
+//! because RDMA hardware implements these operations. [`Verbs`](super::Verbs) maps them as follows:
 //!
 //! - `write` is `IBV_WR_RDMA_WRITE`. With a notification it is `IBV_WR_RDMA_WRITE_WITH_IMM`, which
 //!   is ordered after the earlier writes of its queue pair, as this interface requires.
-//! - `read` is `IBV_WR_RDMA_READ`.
-//! - `wait_for_write` counts receive completions. A polling thread completes the [`Pending`]s from
-//!   the completion queue.
-//! - `bind` creates the queue pair and stores its address in the URL. If the URL cannot hold the
-//!   address, the URL names a TCP listener that sends the address to the peer.
-//! - `connect` moves the queue pair to ready-to-send.
+//! - `store` is an `IBV_WR_RDMA_WRITE` of 8 bytes, which are copied into the request.
+//! - `read` is `IBV_WR_RDMA_READ`. A later write waits until the read has completed (fence).
+//! - `wait_for_write` counts receive completions. The link's sender thread completes the
+//!   [`Pending`]s from the completion queue.
+//! - `bind` creates the queue pair, and listens on a TCP port. The first messages of the TCP
+//!   connections exchange the addresses of the queue pairs.
 //! - The first use of a [`RemoteKey`](super::RemoteKey) sends a request to the owner of the memory
-//!   over the control connection. The owner registers the memory with the device, and returns the
-//!   memory's address and rkey. A deregistration invalidates the rkey.
-//! - A timeout moves the queue pair to the error state. The timed-out operation reports its error
-//!   after the queue pair has been flushed.
+//!   over the TCP connection. The owner registers the memory with the device, and returns the
+//!   memory's address and rkey. Dropping the memory revokes them.
+//! - A timeout or failure destroys the queue pair before it is reported, so the device accesses no
+//!   memory afterwards.
 //!
-//! Providers without one-sided operations use a thread that serves requests, as the two providers
-//! of this crate do.
+//! Providers without one-sided operations use a thread that serves requests, as TCP does.
 
 use core::fmt;
 use core::time::Duration;

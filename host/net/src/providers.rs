@@ -11,6 +11,7 @@ use std::sync::Arc;
 use fusewire_driver::Segment;
 
 use crate::inbox::Inbox;
+use crate::interface;
 use crate::link::Link;
 use crate::provider::{ByteTransport, Provider};
 use crate::socket::Listener;
@@ -18,7 +19,9 @@ use crate::url::{Nonce, Url, fill_random};
 use crate::verbs::{PortChoice, QueuePair};
 use crate::{Error, Result, TransportFailure};
 
-/// Provider of links over TCP.
+/// Provider of links over TCP. Both sides prove that they know the secret of the peer's URL, which is
+/// never sent. Afterwards, the bytes are neither encrypted nor authenticated: who can read or change
+/// the packets between the hosts can read or change the data.
 #[derive(Clone, Copy, Debug)]
 pub struct Tcp {
     address: IpAddr,
@@ -28,6 +31,33 @@ impl Tcp {
     /// Creates a provider that listens on the loopback address, for peers on the same host.
     pub fn local() -> Self {
         Self::at(Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// Creates a provider that listens on the network interface of this name, such as `eth0`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if this host has no such interface; the message lists those that it
+    /// has.
+    pub fn interface(name: &str) -> Result<Self> {
+        interface::by_name(name).map(Self::at)
+    }
+
+    /// Creates a provider that listens on the address that peers on other hosts most likely reach: the
+    /// first IPv4 address of an interface that is neither a loopback interface nor a bridge of
+    /// containers, else an IPv6 address, else any address. The environment variable
+    /// `FUSEWIRE_SOCKET_IFNAME` restricts the interfaces; its syntax is that of
+    /// `NCCL_SOCKET_IFNAME`: `eth,ib` (prefixes of names), `=eth0` (whole names), `^docker` (all but
+    /// these).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if no interface matches the variable.
+    pub fn automatic() -> Result<Self> {
+        interface::automatic().map(Self::at)
+    }
+
+    /// Returns the address on which links listen.
+    pub fn address(&self) -> IpAddr {
+        self.address
     }
 
     /// Creates a provider that listens on `address`, an address of this host that peers can reach.
@@ -131,8 +161,7 @@ impl Verbs {
     }
 
     /// Sets the address of this host on which the link listens for the TCP connection of its peer.
-    /// The default is the IP address of the GID. InfiniBand ports have no such address, so they
-    /// require this option.
+    /// The default is the IP address of the GID or, on InfiniBand, that of [`Tcp::automatic`].
     pub fn control_address(mut self, address: IpAddr) -> Self {
         self.address = Some(address);
         self
@@ -150,15 +179,10 @@ impl Provider for Verbs {
 
     fn bind(&self) -> Result<Arc<dyn ByteTransport>> {
         let queue_pair = QueuePair::new(&self.choice, self.traffic_class)?;
-        let address = self.address.or_else(|| queue_pair.ip());
-        let address = address.ok_or_else(|| Error::InvalidArgument {
-            operation: "bind",
-            detail: format!(
-                "the port of {} has no IP address; pass an address of this host that peers can \
-                 reach to Verbs::control_address",
-                queue_pair.context().device()
-            ),
-        })?;
+        let address = match self.address.or_else(|| queue_pair.ip()) {
+            Some(address) => address,
+            None => interface::automatic()?,
+        };
         bind_tcp(self.scheme(), address, Some(queue_pair))
     }
 }

@@ -102,7 +102,35 @@ impl fmt::Display for Gid {
             GidKind::RoceV1 => "RoCE v1",
             GidKind::RoceV2 => "RoCE v2",
         };
-        write!(f, "{} ({kind})", Ipv6Addr::from(self.bytes))
+        match self.ip() {
+            Some(address) => write!(f, "{address} ({kind})"),
+            None => write!(f, "{} ({kind})", Ipv6Addr::from(self.bytes)),
+        }
+    }
+}
+
+impl fmt::Display for VerbsPort {
+    /// Formats the port for people: name, state, link layer, bandwidth, address.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = if self.is_active {
+            "active"
+        } else {
+            "not active"
+        };
+        let layer = match self.link_layer {
+            LinkLayer::InfiniBand => "InfiniBand",
+            LinkLayer::Ethernet => "Ethernet",
+        };
+        let (name, number) = (&self.device, self.number);
+        write!(
+            f,
+            "{name} port {number}, {state}, {layer}, {} Gbit/s",
+            self.gbits
+        )?;
+        match self.gid(None) {
+            Some(gid) => write!(f, ", {gid}"),
+            None => f.write_str(", no GID"),
+        }
     }
 }
 
@@ -170,10 +198,10 @@ impl Context {
                 && port.gid(choice.gid_index).is_some()
         };
         let port = ports.iter().find(fits).ok_or_else(|| {
-            let found: Vec<_> = ports.iter().map(VerbsPort::summary).collect();
+            let found: Vec<_> = ports.iter().map(VerbsPort::to_string).collect();
             let found = match found.is_empty() {
                 true => "this host has no RDMA device".to_owned(),
-                false => format!("this host has {}", found.join(", ")),
+                false => format!("this host has {}", found.join("; ")),
             };
             Error::Call {
                 operation: "open an RDMA device",
@@ -210,23 +238,6 @@ impl Drop for Context {
             self.verbs.ibv_dealloc_pd(self.domain.as_ptr());
             self.verbs.ibv_close_device(self.context.as_ptr());
         }
-    }
-}
-
-impl VerbsPort {
-    /// Describes the port in a few words.
-    fn summary(&self) -> String {
-        let state = if self.is_active {
-            "active"
-        } else {
-            "not active"
-        };
-        format!(
-            "{} port {} ({state}, {} GIDs)",
-            self.device,
-            self.number,
-            self.gids.len()
-        )
     }
 }
 
