@@ -129,6 +129,17 @@ pub struct Verbs {
 
 impl Verbs {
     /// Creates a provider that uses the first active port of this host's RDMA devices.
+    ///
+    /// ```
+    /// use fusewire_net::{Transport, Verbs};
+    ///
+    /// // A NIC near the GPU at this PCI address, for the second rank of this host.
+    /// let transport = Transport::new(Verbs::new().near("0000:3b:00.0").rail(1));
+    /// if transport.supported() {
+    ///     println!("{}", transport.bind()?.public());
+    /// }
+    /// # Ok::<(), fusewire_net::Error>(())
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }
@@ -150,6 +161,22 @@ impl Verbs {
     /// address; on InfiniBand, the first entry.
     pub fn gid_index(mut self, index: u32) -> Self {
         self.choice.gid_index = Some(index);
+        self
+    }
+
+    /// Prefers the ports that are nearest to the PCI device of this bus id, such as `0000:3b:00.0`:
+    /// below the same switch, else below the same root complex, else on the same NUMA node. The
+    /// distances are those of `/sys`; no test ran on a machine with several NICs.
+    pub fn near(mut self, bus_id: &str) -> Self {
+        self.choice.near = Some(bus_id.to_owned());
+        self
+    }
+
+    /// Chooses the port of this number, modulo their count, among the ports that are equally near. If
+    /// each rank passes its number within its host, ranks share the ports evenly, and ranks of the
+    /// same number on different hosts use the same rail. The default is 0.
+    pub fn rail(mut self, number: u32) -> Self {
+        self.choice.rail = number;
         self
     }
 

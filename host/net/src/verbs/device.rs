@@ -6,6 +6,7 @@ use core::net::{IpAddr, Ipv6Addr};
 use core::ptr::NonNull;
 use std::collections::HashMap;
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use fusewire_verbs_sys::bindings::{
@@ -13,7 +14,7 @@ use fusewire_verbs_sys::bindings::{
     ibv_context, ibv_device_attr, ibv_gid_entry, ibv_pd, ibv_port_attr,
 };
 
-use super::failed;
+use super::{distance, failed};
 use crate::{Error, Result, TransportFailure};
 
 /// Value of `ibv_port_attr::link_layer` for Ethernet.
@@ -79,6 +80,10 @@ pub(crate) struct PortChoice {
     pub(crate) device: Option<String>,
     pub(crate) port: Option<u8>,
     pub(crate) gid_index: Option<u32>,
+    /// PCI device to which the RDMA device should be near.
+    pub(crate) near: Option<String>,
+    /// Number of the port among those that are equally near.
+    pub(crate) rail: u32,
 }
 
 impl Gid {
@@ -185,7 +190,7 @@ impl Context {
         &self.device
     }
 
-    /// Opens the device of the first active port that meets the requirements. Returns the port, too.
+    /// Opens the device of the nearest active port that meets the requirements. Returns the port, too.
     pub(crate) fn open(choice: &PortChoice) -> Result<(Arc<Self>, VerbsPort)> {
         let ports = verbs_ports()?;
         let fits = |port: &&VerbsPort| {
@@ -197,7 +202,10 @@ impl Context {
                 && choice.port.is_none_or(|number| number == port.number)
                 && port.gid(choice.gid_index).is_some()
         };
-        let port = ports.iter().find(fits).ok_or_else(|| {
+        let fitting: Vec<_> = ports.iter().filter(fits).collect();
+        let sysfs = Path::new("/sys");
+        let port = distance::choose(sysfs, &fitting, choice.near.as_deref(), choice.rail);
+        let port = port.ok_or_else(|| {
             let found: Vec<_> = ports.iter().map(VerbsPort::to_string).collect();
             let found = match found.is_empty() {
                 true => "this host has no RDMA device".to_owned(),

@@ -2,6 +2,7 @@
 //! queue pairs. Knows nothing of links and keys.
 
 mod device;
+mod distance;
 mod queue_pair;
 mod region;
 mod status;
