@@ -69,6 +69,7 @@ mod memory;
 mod pending;
 mod provider;
 mod providers;
+mod route;
 mod socket;
 mod url;
 mod verbs;
@@ -88,6 +89,7 @@ pub use memory::{Memory, View, ViewMut};
 pub use pending::Pending;
 pub use provider::{ByteTransport, Notify, Provider};
 pub use providers::{SharedMemory, Tcp, Verbs};
+pub use route::{Connector, Endpoint, Route};
 pub use url::{Nonce, Url};
 pub use verbs::{Gid, GidKind, LinkLayer, VerbsPort, verbs_ports};
 

@@ -16,7 +16,7 @@ use crate::link::Link;
 use crate::provider::{ByteTransport, Provider};
 use crate::socket::Listener;
 use crate::url::{Nonce, Url, fill_random};
-use crate::verbs::{PortChoice, QueuePair};
+use crate::verbs::{LinkLayer, PortChoice, QueuePair};
 use crate::{Error, Result, TransportFailure};
 
 /// Provider of links over TCP. Both sides prove that they know the secret of the peer's URL, which is
@@ -195,13 +195,21 @@ impl Verbs {
     }
 }
 
+impl Verbs {
+    /// Returns the link layer of the port that links use.
+    pub(crate) fn link_layer(&self) -> Result<LinkLayer> {
+        let queue_pair = QueuePair::new(&self.choice, self.traffic_class)?;
+        Ok(queue_pair.link_layer())
+    }
+}
+
 impl Provider for Verbs {
     fn scheme(&self) -> &'static str {
         "verbs"
     }
 
     fn supported(&self) -> bool {
-        QueuePair::new(&self.choice, self.traffic_class).is_ok()
+        self.link_layer().is_ok()
     }
 
     fn bind(&self) -> Result<Arc<dyn ByteTransport>> {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::*;
-use crate::{Notify, RemoteKey};
+use crate::{Connector, Notify, RemoteKey, Route};
 use fusewire_driver::Segment;
 
 #[test]
@@ -281,4 +281,30 @@ fn aligned(bytes: usize) -> Memory {
     let words = vec![0_u64; bytes / 8].leak();
     // SAFETY: the memory is never freed, and only accessed through the result.
     unsafe { Memory::register_raw(words.as_mut_ptr().cast(), bytes) }.unwrap()
+}
+
+#[test]
+fn connectors_choose_the_same_route_on_both_sides() {
+    let has_rdma = kinds().contains(&Kind::Verbs);
+    let connector = |host, forced| Connector::with(host, Verbs::new(), Some(Tcp::local()), forced);
+    let between_hosts = if has_rdma { Route::Verbs } else { Route::Tcp };
+    for (host, forced, route) in [
+        ("a", None, Route::SharedMemory),
+        ("b", None, between_hosts),
+        ("a", Some(Route::Tcp), Route::Tcp),
+    ] {
+        let (a, b) = (connector("a", forced), connector(host, None));
+        assert_eq!(a.route(b.endpoint()).unwrap(), route);
+        let to_b = a.transport(b.endpoint()).unwrap();
+        let to_a = b.transport(a.endpoint()).unwrap();
+        join(&to_b, &to_a);
+        assert_eq!(to_a.bind().unwrap().scheme(), route.to_string());
+        let memory = Memory::register(vec![6; 100]).unwrap();
+        let target = Memory::allocate(100).unwrap();
+        let view = memory.view(..).unwrap();
+        let write = to_b.write(view, target.remote_key().whole(), Notify::Yes, LONG);
+        write.unwrap().wait().unwrap();
+        to_a.wait_for_write(LONG).unwrap();
+        assert_eq!(contents(&target), [6; 100]);
+    }
 }

@@ -267,6 +267,11 @@ impl QueuePair {
         &self.context
     }
 
+    /// Returns the link layer of the port.
+    pub(crate) fn link_layer(&self) -> LinkLayer {
+        self.port.link_layer
+    }
+
     /// Returns the IP address of the port, if its GID encodes one.
     pub(crate) fn ip(&self) -> Option<IpAddr> {
         self.gid.ip()
