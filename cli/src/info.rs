@@ -176,7 +176,7 @@ fn rdma() -> Vec<Item> {
         Ok(ports) if ports.is_empty() => vec![item(
             false,
             "libibverbs finds no device".to_owned(),
-            "needs an InfiniBand or RoCE NIC, or Soft-RoCE (rdma link add rxe0 type rxe netdev eth0)",
+            "needs an InfiniBand or RoCE NIC, or Soft-RoCE",
         )],
         Ok(ports) => {
             let items = ports.iter().map(|port| {

@@ -6,6 +6,7 @@
 //! ```
 //!
 //! - `write`: acknowledged writes in sequence.
+//! - `rdma`: only if this host has an RDMA device.
 //! - `ping-pong`: half the time from a notified write to the peer's notified answer.
 //! - plain TCP: the same measurements with `write_all` and `read_exact`; the receiver
 //!   acknowledges with one byte.
@@ -20,7 +21,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use fusewire_net::{Memory, Notify, RemoteKey, SharedMemory, Tcp, Transport};
+use fusewire_net::{Memory, Notify, RemoteKey, SharedMemory, Tcp, Transport, Verbs};
 
 type Result<T = ()> = core::result::Result<T, Box<dyn Error>>;
 
@@ -40,6 +41,7 @@ fn main() -> Result {
 fn transport(kind: &str) -> Transport {
     match kind {
         "tcp" => Transport::new(Tcp::local()),
+        "rdma" => Transport::new(Verbs::new()),
         _ => Transport::new(SharedMemory),
     }
 }
@@ -64,8 +66,10 @@ fn table() -> Result {
         );
     };
     show("plain TCP socket", plain()?);
-    for kind in ["tcp", "shm", "shm, foreign memory"] {
-        show(kind, measure(kind)?);
+    for kind in ["tcp", "shm", "shm, foreign memory", "rdma"] {
+        if transport(kind).supported() {
+            show(kind, measure(kind)?);
+        }
     }
     Ok(())
 }

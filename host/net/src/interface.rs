@@ -65,9 +65,9 @@ fn chosen(interfaces: &[Interface], filter: &str) -> Result<IpAddr> {
     })
 }
 
-/// Chooses an address. `filter` has the syntax of `NCCL_SOCKET_IFNAME`: prefixes of names, separated
-/// by commas; after `=`, whole names; after `^`, names to exclude. Prefers IPv4, and interfaces that
-/// are neither virtual nor loopback. Ignores link-local IPv6 addresses.
+/// Chooses an address. `filter` has the syntax of `NCCL_SOCKET_IFNAME`: prefixes of names,
+/// separated by commas; after `=`, whole names; after `^`, names to exclude. Prefers IPv4, and
+/// interfaces that are neither virtual nor loopback. Ignores link-local IPv6 addresses.
 fn choose(interfaces: &[Interface], filter: &str) -> Option<IpAddr> {
     let (excludes, names) = match filter.strip_prefix('^') {
         Some(names) => (true, names),

@@ -49,14 +49,15 @@
 //! - If the peer is unreachable, this side does not send the bytes again.
 //!
 //! # Security
-//! Both sides prove that they know the secret in the peer's URL by HMAC-SHA256, so the secret is never
-//! sent, and neither a stranger nor a process that listens on a reused port is taken for the peer. A
-//! peer addresses memory by a random key. The transport checks all other input. It never allocates
-//! memory of a size that the peer sends.
+//! Both sides prove that they know the secret in the peer's URL by HMAC-SHA256, so the secret is
+//! never sent, and neither a stranger nor a process that listens on a reused port is taken for the
+//! peer. A peer addresses memory by a random key. The transport checks all other input. It never
+//! allocates memory of a size that the peer sends.
 //!
-//! The connection is not encrypted, and its data is not authenticated. Whoever can read or change the
-//! packets between the hosts can read or change the data. Use a network that only trusted hosts
-//! reach, or an encrypted one, such as WireGuard. [`Verbs`] documents what RDMA adds to this.
+//! The connection is not encrypted, and its data is not authenticated. Anything that can read or
+//! change the packets between the hosts can read or change the data. Use a network that only
+//! trusted hosts reach, or an encrypted one, such as WireGuard. [`Verbs`] documents what RDMA adds
+//! to this.
 
 mod direct;
 mod error;
@@ -181,15 +182,16 @@ impl Transport {
         Ok(self.link("write")?.write(source, target, notify, timeout))
     }
 
-    /// Stores `word` to the 8 bytes `target` of the peer's memory, as a signal that the earlier writes
-    /// of this transport have been written. A thread of the peer that polls the word with an atomic
-    /// acquire load never sees a part of it, and once it sees the word, it also sees the bytes of the
-    /// earlier writes. The address of the word in the peer's memory must be a multiple of 8;
-    /// [`Memory::allocate`] aligns memory to pages.
+    /// Stores `word` to the 8 bytes `target` of the peer's memory, as a signal that the earlier
+    /// writes of this transport have been written. A thread of the peer that sees the word with an
+    /// atomic acquire load also sees the bytes of the earlier writes. The address of the word in
+    /// the peer's memory must be a multiple of 8; [`Memory::allocate`] aligns memory to pages.
     ///
-    /// Over TCP and shared memory, the word is stored by one release store. An RDMA device writes the
-    /// word as one packet after the earlier writes; RDMA does not specify that 8 aligned bytes become
-    /// visible at once, but devices write them so.
+    /// Over TCP and shared memory, the word is stored by one release store, so a reader never sees
+    /// a part of it. RDMA does not specify this. NICs write 8 aligned bytes at once, but Soft-RoCE
+    /// writes the lower bytes first. To be correct on all devices, only increase the word, and wait
+    /// until it is greater than or equal to the expected value: a partly written word is never
+    /// greater than the new one.
     ///
     /// The operation has the same errors as [`Transport::write`].
     ///

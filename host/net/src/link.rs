@@ -1,14 +1,16 @@
 //! A link over sockets. Each side opens one connection for its own requests, and serves the
 //! connection of the other side. The two directions therefore do not wait for each other.
 
+mod operations;
 mod outgoing;
 mod rdma;
 mod serve;
 
+use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -17,7 +19,8 @@ use std::time::Instant;
 
 use socket2::{Domain, Type};
 
-use self::outgoing::{GRACE, Operation, Outgoing, report};
+use self::operations::{Operation, report};
+use self::outgoing::{GRACE, Outgoing};
 use super::TransportFailure;
 use super::direct::Direct;
 use super::inbox::Inbox;
@@ -117,8 +120,9 @@ impl Core {
         }
     }
 
-    /// Gives the queue pair a short time to report why the peer has closed its sockets. A peer closes
-    /// them after its device has refused a request, and the device's response may arrive later.
+    /// Gives the queue pair a short time to report why the peer has closed its sockets. A peer
+    /// closes them after its device has refused a request, and the device's response may arrive
+    /// later.
     fn wait_for_cause(&self) {
         const TIME: Duration = Duration::from_millis(20);
         let start = Instant::now();
@@ -490,7 +494,10 @@ impl ByteTransport for Link {
             outgoing.attach(socket);
             drop(outgoing);
             match core.rdma {
-                Some(_) => Ok(core.wake_sender.wake()),
+                Some(_) => {
+                    core.wake_sender.wake();
+                    Ok(())
+                }
                 None => self.spawn("fusewire-send", |core| outgoing::run(core)),
             }
         });

@@ -95,8 +95,8 @@ pub(super) trait Revoke: fmt::Debug + Send + Sync {
 /// Bytes that stay allocated as long as a [`Memory`], a [`View`], a [`ViewMut`] or an operation
 /// uses them.
 pub(super) struct Storage {
-    /// Registrations for requests of this process. Dropped before `keep`, because fields are dropped
-    /// in the order of their declaration.
+    /// Registrations for requests of this process. Dropped before `keep`, because fields are
+    /// dropped in the order of their declaration.
     regions: Mutex<Vec<MemoryRegion>>,
     start: *mut u8,
     len: usize,
@@ -425,8 +425,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Registers the memory of `key` with the device of `context`, so that the peer of `link` accesses it
-/// without requests to this process.
+/// Registers the memory of `key` with the device of `context`, so that the peer of `link` accesses
+/// it without requests to this process.
 ///
 /// Three rules hold: the owner registers the memory while `open` is true and locked; the peer
 /// accesses it after it has received the registration, until it confirms the revocation; the owner

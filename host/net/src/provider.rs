@@ -81,7 +81,8 @@ pub trait ByteTransport: fmt::Debug + Send + Sync {
         timeout: Duration,
     ) -> Pending;
 
-    /// Stores a word to the peer's memory by one instruction, after the earlier writes of this link.
+    /// Stores a word to the peer's memory by one instruction, after the earlier writes of this
+    /// link.
     fn store(&self, word: u64, target: RemoteBuffer, timeout: Duration) -> Pending;
 
     /// Reads the peer's memory, after the earlier writes of this link.

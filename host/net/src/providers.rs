@@ -19,9 +19,9 @@ use crate::url::{Nonce, Url, fill_random};
 use crate::verbs::{LinkLayer, PortChoice, QueuePair};
 use crate::{Error, Result, TransportFailure};
 
-/// Provider of links over TCP. Both sides prove that they know the secret of the peer's URL, which is
-/// never sent. Afterwards, the bytes are neither encrypted nor authenticated: who can read or change
-/// the packets between the hosts can read or change the data.
+/// Provider of links over TCP. Both sides prove that they know the secret of the peer's URL, which
+/// is never sent. Afterwards, the bytes are neither encrypted nor authenticated: who can read or
+/// change the packets between the hosts can read or change the data.
 #[derive(Clone, Copy, Debug)]
 pub struct Tcp {
     address: IpAddr,
@@ -36,18 +36,18 @@ impl Tcp {
     /// Creates a provider that listens on the network interface of this name, such as `eth0`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if this host has no such interface; the message lists those that it
-    /// has.
+    /// [`Error::InvalidArgument`] if this host has no such interface; the message lists those that
+    /// it has.
     pub fn interface(name: &str) -> Result<Self> {
         interface::by_name(name).map(Self::at)
     }
 
-    /// Creates a provider that listens on the address that peers on other hosts most likely reach: the
-    /// first IPv4 address of an interface that is neither a loopback interface nor a bridge of
+    /// Creates a provider that listens on the address that peers on other hosts most likely reach:
+    /// the first IPv4 address of an interface that is neither a loopback interface nor a bridge of
     /// containers, else an IPv6 address, else any address. The environment variable
     /// `FUSEWIRE_SOCKET_IFNAME` restricts the interfaces; its syntax is that of
-    /// `NCCL_SOCKET_IFNAME`: `eth,ib` (prefixes of names), `=eth0` (whole names), `^docker` (all but
-    /// these).
+    /// `NCCL_SOCKET_IFNAME`: `eth,ib` (prefixes of names), `=eth0` (whole names), `^docker` (all
+    /// but these).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if no interface matches the variable.
@@ -99,24 +99,25 @@ fn bind_tcp(
 /// run time. [`verbs_ports`](super::verbs_ports) lists the ports.
 ///
 /// A link uses one reliable connected queue pair. Writes and reads are RDMA writes and reads; the
-/// peer's process takes no part in them, and they complete even while it is suspended. The link also
-/// has a TCP connection for each direction. A side requests the registration of a [`RemoteKey`] over
-/// this connection before its first access, and detects by this connection that the peer's process
-/// has ended. Dropping a [`Memory`] that a peer has accessed takes a round trip, in which the peer
-/// confirms that it will not access the memory; if it does not confirm within 0.1 s, its device
-/// refuses further accesses, which breaks the connection.
+/// peer's process takes no part in them, and they complete even while it is suspended. The link
+/// also has a TCP connection for each direction. A side requests the registration of a
+/// [`RemoteKey`] over this connection before its first access, and detects by this connection that
+/// the peer's process has ended. Dropping a [`Memory`] that a peer has accessed takes a round trip,
+/// in which the peer confirms that it will not access the memory; if it does not confirm within 0.1
+/// s, its device refuses further accesses, which breaks the connection.
 ///
 /// The device registers all bytes of a memory when an operation first uses it. Registered memory is
 /// locked, so it counts towards the limit `ulimit -l`.
 ///
-/// An operation fails 0.5 s to 2 s after the peer's device has stopped to answer, or when its timeout
-/// has passed. The TCP connections detect within about 10 s that the peer's host is unreachable.
+/// An operation fails 0.5 s to 2 s after the peer's device has stopped to answer, or when its
+/// timeout has passed. The TCP connections detect within about 10 s that the peer's host is
+/// unreachable.
 ///
 /// # Security
 /// The TCP connection authenticates the peer, as it does for [`Tcp`]. The bytes on the RDMA network
-/// are neither encrypted nor authenticated: RDMA has no protection against hosts on the same network
-/// that forge packets, and a peer that has connected may access all memory that this process has
-/// exported on the same device, if it guesses the device's 32-bit keys.
+/// are neither encrypted nor authenticated: RDMA has no protection against hosts on the same
+/// network that forge packets, and a peer that has connected may access all memory that this
+/// process has exported on the same device, if it guesses the device's 32-bit keys.
 ///
 /// [`RemoteKey`]: super::RemoteKey
 /// [`Memory`]: super::Memory
@@ -172,9 +173,9 @@ impl Verbs {
         self
     }
 
-    /// Chooses the port of this number, modulo their count, among the ports that are equally near. If
-    /// each rank passes its number within its host, ranks share the ports evenly, and ranks of the
-    /// same number on different hosts use the same rail. The default is 0.
+    /// Chooses the port of this number, modulo their count, among the ports that are equally near.
+    /// If each rank passes its number within its host, ranks share the ports evenly, and ranks of
+    /// the same number on different hosts use the same rail. The default is 0.
     pub fn rail(mut self, number: u32) -> Self {
         self.choice.rail = number;
         self

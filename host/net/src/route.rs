@@ -92,8 +92,8 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Creates a connector that uses the nearest RDMA port and the automatic network interface. `host`
-    /// names this host; processes with equal names share memory. The environment variable
+    /// Creates a connector that uses the nearest RDMA port and the automatic network interface.
+    /// `host` names this host; processes with equal names share memory. The environment variable
     /// `FUSEWIRE_TRANSPORT` (`shm`, `verbs` or `tcp`) forces a route.
     ///
     /// # Errors
@@ -142,8 +142,8 @@ impl Connector {
     /// Returns the route to a peer. Both sides compute the same route.
     ///
     /// # Errors
-    /// [`Error::Call`] of kind `Connect` if both sides have no common route, or force different ones.
-    /// The message names the side that lacks the forced route.
+    /// [`Error::Call`] of kind `Connect` if both sides have no common route, or force different
+    /// ones. The message names the side that lacks the forced route.
     pub fn route(&self, peer: &Endpoint) -> Result<Route> {
         self.endpoint.route(peer)
     }
@@ -232,7 +232,8 @@ mod tests {
         }
     }
 
-    /// Returns the route, which must be the same in both directions, or the error of the first side.
+    /// Returns the route, which must be the same in both directions, or the error of the first
+    /// side.
     fn route(a: &Endpoint, b: &Endpoint) -> Result<Route, String> {
         let there = a.route(b).map_err(|error| error.to_string());
         assert_eq!(there.as_ref().ok(), b.route(a).ok().as_ref());

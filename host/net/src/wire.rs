@@ -6,16 +6,17 @@
 //!
 //! - The first message is [`Hello`]. The answer is [`Welcome`].
 //! - Any number of [`Request`]s follow. The payload of a write or store follows its request.
-//! - Every write, store and read is completed by an [`Answer`] of kind `Done` or `Refused`. For a read, any
-//!   number of `Data` answers come first, each followed by its payload.
+//! - Every write, store and read is completed by an [`Answer`] of kind `Done` or `Refused`. For a
+//!   read, any number of `Data` answers come first, each followed by its payload.
 //!
 //! If the [`Hello`] and the [`Welcome`] announce queue pairs, writes and reads use these, and the
 //! connection carries only the following messages:
 //!
-//! - A request `Resolve` asks for the registration of a memory. The answer is `Region` or `Refused`.
-//! - An answer `Revoke`, which belongs to no request, reports that a memory is no longer registered.
-//!   The other side confirms it with the request `Revoked` after its last access. This request has
-//!   no answer.
+//! - A request `Resolve` asks for the registration of a memory. The answer is `Region` or
+//!   `Refused`.
+//! - An answer `Revoke`, which belongs to no request, reports that a memory is no longer
+//!   registered. The other side confirms it with the request `Revoked` after its last access. This
+//!   request has no answer.
 
 use super::url::{Nonce, PeerId};
 use super::verbs::QueueAddress;

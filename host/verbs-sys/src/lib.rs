@@ -97,8 +97,8 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
 /// the first request that was not posted.
 ///
 /// # Safety
-/// `qp` must be a live queue pair, and `requests` a chain of valid requests. The memory to which the
-/// requests refer must stay valid and registered until they have completed.
+/// `qp` must be a live queue pair, and `requests` a chain of valid requests. The memory to which
+/// the requests refer must stay valid and registered until they have completed.
 pub unsafe fn ibv_post_send(
     qp: *mut ibv_qp,
     requests: *mut ibv_send_wr,

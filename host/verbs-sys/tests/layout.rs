@@ -11,8 +11,8 @@ use fusewire_verbs_sys::bindings::*;
 
 const HEADER: &str = "/usr/include/infiniband/verbs.h";
 
-/// Creates lines of a C program and the lines that it must print: the offsets of the fields. Not the
-/// sizes, because newer versions of the header append fields to structures.
+/// Creates lines of a C program and the lines that it must print: the offsets of the fields. Not
+/// the sizes, because newer versions of the header append fields to structures.
 macro_rules! layouts {
     ($($name:ident { $($field:ident),* })*) => {{
         let mut source = String::new();
@@ -44,7 +44,9 @@ fn the_structures_have_the_layout_of_the_header() {
     }
     let (source, mut expected) = layouts! {
         ibv_device_attr { max_qp_wr, max_qp_rd_atom, max_qp_init_rd_atom, phys_port_cnt }
-        ibv_port_attr { state, active_mtu, gid_tbl_len, lid, active_width, active_speed, link_layer }
+        ibv_port_attr {
+            state, active_mtu, gid_tbl_len, lid, active_width, active_speed, link_layer
+        }
         ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex }
         ibv_context { device, ops, cmd_fd, async_fd, mutex, abi_compat }
         ibv_context_ops { poll_cq, req_notify_cq, post_send, post_recv }

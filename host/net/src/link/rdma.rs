@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io;
 
 use super::Core;
-use super::outgoing::{Operation, Operations, nonsense};
+use super::operations::{Operation, Operations, nonsense};
 use crate::key::RemoteBuffer;
 use crate::memory::WORD_BYTES;
 use crate::socket::Socket;

@@ -188,8 +188,14 @@ impl Server<'_> {
             return Err(invalid.to_owned());
         }
         let outcome = match request.verb {
-            Verb::Resolve => return Ok(self.resolve(&request)),
-            Verb::Revoked => return Ok(self.core.is_revoked(request.key)),
+            Verb::Resolve => {
+                self.resolve(&request);
+                return Ok(());
+            }
+            Verb::Revoked => {
+                self.core.is_revoked(request.key);
+                return Ok(());
+            }
             Verb::Write { notify } => {
                 let outcome = self.write(&request)?;
                 if notify && outcome.is_ok() {
@@ -403,8 +409,8 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Waits for the socket, or for a memory to revoke. Returns an error if the link has ended or the
-    /// peer has closed its connection.
+    /// Waits for the socket, or for a memory to revoke. Returns an error if the link has ended or
+    /// the peer has closed its connection.
     fn wait(&self, events: i16, timeout: Option<Duration>) -> Result<(), String> {
         loop {
             let mut entries = [

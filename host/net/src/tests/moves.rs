@@ -195,7 +195,7 @@ fn views_are_checked() {
     );
 }
 
-/// Words signal that the writes before them have been written. They are never torn.
+/// Words signal that the writes before them have been written.
 #[test]
 fn a_stored_word_follows_the_bytes_before_it() {
     const ROUNDS: u64 = 2_000;
@@ -231,8 +231,11 @@ fn a_stored_word_follows_the_bytes_before_it() {
                     if value == round << 32 | round {
                         break;
                     }
+                    // Soft-RoCE writes the lower bytes first.
                     let before = (round - 1) << 32 | (round - 1);
-                    assert_eq!(value, before, "{kind:?}: a torn word");
+                    let is_torn = value != before;
+                    let may_be_torn = kind == Kind::Verbs && value < round << 32;
+                    assert!(!is_torn || may_be_torn, "{kind:?} {round}: {value:#x}");
                     assert!(start.elapsed() < LONG);
                     thread::yield_now();
                 }

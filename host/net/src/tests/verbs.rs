@@ -14,8 +14,8 @@ use crate::verbs::QueueAddress;
 use crate::wire::{Hello, VERSION, Welcome};
 use crate::{Nonce, Notify};
 
-/// Two devices, each with the name of its network interface. Tests that disturb the network hold the
-/// lock.
+/// Two devices, each with the name of its network interface. Tests that disturb the network hold
+/// the lock.
 struct Network {
     devices: [(String, String); 2],
     _lock: MutexGuard<'static, ()>,

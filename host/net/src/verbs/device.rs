@@ -190,7 +190,8 @@ impl Context {
         &self.device
     }
 
-    /// Opens the device of the nearest active port that meets the requirements. Returns the port, too.
+    /// Opens the device of the nearest active port that meets the requirements. Returns the port,
+    /// too.
     pub(crate) fn open(choice: &PortChoice) -> Result<(Arc<Self>, VerbsPort)> {
         let ports = verbs_ports()?;
         let fits = |port: &&VerbsPort| {

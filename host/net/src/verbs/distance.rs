@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use super::VerbsPort;
 
-/// Distance of two PCI devices, from near to far. In brackets, the name that `nvidia-smi topo -m` and
-/// NCCL use.
+/// Distance of two PCI devices, from near to far. In brackets, the name that `nvidia-smi topo -m`
+/// and NCCL use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PciDistance {
     /// Below one PCIe switch (PIX).
@@ -70,9 +70,9 @@ fn distance(sysfs: &Path, device: &str, near: &str) -> io::Result<PciDistance> {
     Ok(Position::read(&nic)?.distance(&Position::read(&gpu)?))
 }
 
-/// Chooses one of the ports of a local rank: of the ports that are nearest to `near`, the one of the
-/// number `rail`, modulo their count. Ranks with the same number on different hosts thus use the same
-/// rail, and hosts may have different numbers of NICs.
+/// Chooses one of the ports of a local rank: of the ports that are nearest to `near`, the one of
+/// the number `rail`, modulo their count. Ranks with the same number on different hosts thus use
+/// the same rail, and hosts may have different numbers of NICs.
 pub(super) fn choose<'a>(
     sysfs: &Path,
     ports: &[&'a VerbsPort],
@@ -101,9 +101,9 @@ mod tests {
     use super::super::LinkLayer;
     use super::*;
 
-    /// Creates a fake of `/sys` with two NUMA nodes: a switch with a GPU and two NICs, a GPU and a NIC
-    /// at ports of the same root complex, a NIC below a second root complex of the same node, and a
-    /// GPU on the other node. The last NIC has no PCI device.
+    /// Creates a fake of `/sys` with two NUMA nodes: a switch with a GPU and two NICs, a GPU and a
+    /// NIC at ports of the same root complex, a NIC below a second root complex of the same node,
+    /// and a GPU on the other node. The last NIC has no PCI device.
     fn fake() -> tempfile::TempDir {
         let sysfs = tempfile::tempdir().unwrap();
         let add = |link: &str, path: &str, node: i32| {

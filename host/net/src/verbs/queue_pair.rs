@@ -34,13 +34,13 @@ const RECEIVE_ID: u64 = 0;
 /// Retransmission timeout: 4.096 us * 2^14 = 67 ms.
 const RETRY_TIMEOUT: u8 = 14;
 
-/// Number of retransmissions before a request fails, which is after about 0.5 s to 2 s. For Soft-RoCE,
-/// 7 means no limit; its progress on a network that reorders packets is slow, so it needs that. The
-/// link's TCP connection then detects an unreachable peer.
+/// Number of retransmissions before a request fails, which is after about 0.5 s to 2 s. For
+/// Soft-RoCE, 7 means no limit; its progress on a network that reorders packets is slow, so it
+/// needs that. The link's TCP connection then detects an unreachable peer.
 const RETRIES: u8 = 7;
 
-/// Number of retries after "receiver not ready". 7 means no limit; the deadlines of operations limit
-/// the retries.
+/// Number of retries after "receiver not ready". 7 means no limit; the deadlines of operations
+/// limit the retries.
 const RECEIVER_RETRIES: u8 = 7;
 
 /// Pause before a sender retries after "receiver not ready": 12 means 0.64 ms.
@@ -353,8 +353,8 @@ impl QueuePair {
         self.free
     }
 
-    /// Returns true if a write of `len` bytes is copied into the send queue, so that its memory need
-    /// not be registered.
+    /// Returns true if a write of `len` bytes is copied into the send queue, so that its memory
+    /// need not be registered.
     pub(crate) fn copies(&self, opcode: Opcode, len: usize) -> bool {
         opcode != Opcode::Read && len <= self.max_inline as usize
     }
@@ -362,8 +362,8 @@ impl QueuePair {
     /// Posts requests as one chain. The device executes them in order.
     ///
     /// # Safety
-    /// The local memory of each request must stay valid until the request has completed or the queue
-    /// pair has been dropped; it must be registered under the request's key, unless
+    /// The local memory of each request must stay valid until the request has completed or the
+    /// queue pair has been dropped; it must be registered under the request's key, unless
     /// [`QueuePair::copies`] the request.
     pub(crate) unsafe fn post(&mut self, requests: &[WorkRequest]) -> io::Result<()> {
         let Some(pair) = self.pair.filter(|_| !requests.is_empty()) else {
@@ -472,13 +472,13 @@ impl QueuePair {
     }
 
     /// Takes the events of the completion queue, and requests an event for the next completion. The
-    /// caller must take completions afterwards, because there is no event for those that are already
-    /// in the queue.
+    /// caller must take completions afterwards, because there is no event for those that are
+    /// already in the queue.
     pub(crate) fn acknowledge(&mut self) -> io::Result<()> {
         let mut completions: *mut ibv_cq = ptr::null_mut();
         let mut data: *mut c_void = ptr::null_mut();
-        // SAFETY: the channel is live, its descriptor does not block, and both results are writable.
-        // All events are of this value's completion queue, which is live.
+        // SAFETY: the channel is live, its descriptor does not block, and both results are
+        // writable. All events are of this value's completion queue, which is live.
         while unsafe {
             let verbs = self.context.verbs;
             let channel = self.channel.as_ptr();
@@ -541,8 +541,8 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let verbs = self.context.verbs;
-        // SAFETY: `new` created the objects, and this is their only owner. They are destroyed before
-        // the objects that they refer to. All events have been acknowledged.
+        // SAFETY: `new` created the objects, and this is their only owner. They are destroyed
+        // before the objects that they refer to. All events have been acknowledged.
         unsafe {
             if let Some(pair) = self.pair {
                 verbs.ibv_destroy_qp(pair.as_ptr());
