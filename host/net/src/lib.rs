@@ -34,7 +34,9 @@
 //! once, but notifications that have already arrived are still delivered. Call `bind` and `connect`
 //! again to create a new connection.
 //!
-//! [`Verbs`] documents how RDMA differs: a suspended peer's memory can be written and read.
+//! RDMA differs: a suspended peer's device continues to write and read memory. After a timeout,
+//! this side has destroyed its queue pair; packets that are already on the network may still be
+//! applied until the peer destroys its own.
 //!
 //! An operation that times out breaks the connection. After the operation has returned its error,
 //! none of its bytes are written: this side resets the connection, and delays the error until the
@@ -49,10 +51,10 @@
 //! - If the peer is unreachable, this side does not send the bytes again.
 //!
 //! # Security
-//! Both sides prove that they know the secret in the peer's URL by HMAC-SHA256, so the secret is
-//! never sent, and neither a stranger nor a process that listens on a reused port is taken for the
-//! peer. A peer addresses memory by a random key. The transport checks all other input. It never
-//! allocates memory of a size that the peer sends.
+//! Each side proves with HMAC-SHA256 that it knows the URL's secret, which is never sent. A process
+//! without the URL, or one that listens on a reused port, cannot impersonate the peer. A peer
+//! addresses memory by a random key. The transport checks all other input. It never allocates
+//! memory of a size that the peer sends.
 //!
 //! The connection is not encrypted, and its data is not authenticated. Anything that can read or
 //! change the packets between the hosts can read or change the data. Use a network that only
@@ -187,11 +189,12 @@ impl Transport {
     /// atomic acquire load also sees the bytes of the earlier writes. The address of the word in
     /// the peer's memory must be a multiple of 8; [`Memory::allocate`] aligns memory to pages.
     ///
-    /// Over TCP and shared memory, the word is stored by one release store, so a reader never sees
-    /// a part of it. RDMA does not specify this. NICs write 8 aligned bytes at once, but Soft-RoCE
-    /// writes the lower bytes first. To be correct on all devices, only increase the word, and wait
-    /// until it is greater than or equal to the expected value: a partly written word is never
-    /// greater than the new one.
+    /// Over TCP and shared memory, one release store writes the word. RDMA guarantees neither an
+    /// indivisible word nor, for a thread that polls, that the earlier writes are visible; only
+    /// [`Transport::wait_for_write`] guarantees this on every device. On devices that place writes
+    /// in order, polling works. Soft-RoCE writes the low bytes of a word first, so only increase
+    /// the word, and wait until it is greater than or equal to the expected value: a partly written
+    /// word is then never greater than the new one.
     ///
     /// The operation has the same errors as [`Transport::write`].
     ///

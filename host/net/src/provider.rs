@@ -5,17 +5,17 @@
 //!
 //! - `write` is `IBV_WR_RDMA_WRITE`. With a notification it is `IBV_WR_RDMA_WRITE_WITH_IMM`, which
 //!   is ordered after the earlier writes of its queue pair, as this interface requires.
-//! - `store` is an `IBV_WR_RDMA_WRITE` of 8 bytes, which are copied into the request.
+//! - `store` is an `IBV_WR_RDMA_WRITE` of 8 bytes, sent inline if the device supports it.
 //! - `read` is `IBV_WR_RDMA_READ`. A later write waits until the read has completed (fence).
-//! - `wait_for_write` counts receive completions. The link's sender thread completes the
-//!   [`Pending`]s from the completion queue.
+//! - `wait_for_write` counts receive completions. The sender thread, or any thread that holds the
+//!   link's lock, polls the completion queue and completes the [`Pending`]s.
 //! - `bind` creates the queue pair, and listens on a TCP port. The first messages of the TCP
 //!   connections exchange the addresses of the queue pairs.
 //! - The first use of a [`RemoteKey`](super::RemoteKey) sends a request to the owner of the memory
 //!   over the TCP connection. The owner registers the memory with the device, and returns the
 //!   memory's address and rkey. Dropping the memory revokes them.
-//! - A timeout or failure destroys the queue pair before it is reported, so the device accesses no
-//!   memory afterwards.
+//! - A timeout or failure destroys this side's queue pair before it is reported, so this side's
+//!   device accesses no memory afterwards.
 //!
 //! Providers without one-sided operations use a thread that serves requests, as TCP does.
 

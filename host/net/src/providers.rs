@@ -20,8 +20,8 @@ use crate::verbs::{LinkLayer, PortChoice, QueuePair};
 use crate::{Error, Result, TransportFailure};
 
 /// Provider of links over TCP. Both sides prove that they know the secret of the peer's URL, which
-/// is never sent. Afterwards, the bytes are neither encrypted nor authenticated: who can read or
-/// change the packets between the hosts can read or change the data.
+/// is never sent. Afterwards, the bytes are neither encrypted nor authenticated: anyone who can
+/// read or change the packets between the hosts can read or change the data.
 #[derive(Clone, Copy, Debug)]
 pub struct Tcp {
     address: IpAddr,
@@ -98,20 +98,21 @@ fn bind_tcp(
 /// Provider of links over RDMA devices: InfiniBand and RoCE, through libibverbs, which is opened at
 /// run time. [`verbs_ports`](super::verbs_ports) lists the ports.
 ///
-/// A link uses one reliable connected queue pair. Writes and reads are RDMA writes and reads; the
-/// peer's process takes no part in them, and they complete even while it is suspended. The link
+/// A link uses one reliable connected queue pair. Writes and reads are RDMA writes and reads. After
+/// the first access to a key, which the owner's process must answer, they complete even while that
+/// process is suspended; writes with notification stop after 256 that it has not received. The link
 /// also has a TCP connection for each direction. A side requests the registration of a
 /// [`RemoteKey`] over this connection before its first access, and detects by this connection that
 /// the peer's process has ended. Dropping a [`Memory`] that a peer has accessed takes a round trip,
-/// in which the peer confirms that it will not access the memory; if it does not confirm within 0.1
-/// s, its device refuses further accesses, which breaks the connection.
+/// in which the peer confirms that it will not access the memory; if no confirmation arrives within
+/// 0.1 s, the memory is deregistered anyway, and a later access fails and breaks the connection.
 ///
 /// The device registers all bytes of a memory when an operation first uses it. Registered memory is
 /// locked, so it counts towards the limit `ulimit -l`.
 ///
-/// An operation fails 0.5 s to 2 s after the peer's device has stopped to answer, or when its
-/// timeout has passed. The TCP connections detect within about 10 s that the peer's host is
-/// unreachable.
+/// On a NIC, an operation fails 0.5 s to 2 s after the peer's device has stopped answering, or when
+/// its timeout has passed. Soft-RoCE retries without limit. The TCP connections detect within about
+/// 10 s that the peer's host is unreachable.
 ///
 /// # Security
 /// The TCP connection authenticates the peer, as it does for [`Tcp`]. The bytes on the RDMA network
@@ -119,8 +120,7 @@ fn bind_tcp(
 /// network that forge packets, and a peer that has connected may access all memory that this
 /// process has exported on the same device, if it guesses the device's 32-bit keys.
 ///
-/// [`RemoteKey`]: super::RemoteKey
-/// [`Memory`]: super::Memory
+/// [`RemoteKey`]: super::RemoteKey [`Memory`]: super::Memory
 #[derive(Clone, Debug, Default)]
 pub struct Verbs {
     choice: PortChoice,
@@ -174,8 +174,9 @@ impl Verbs {
     }
 
     /// Chooses the port of this number, modulo their count, among the ports that are equally near.
-    /// If each rank passes its number within its host, ranks share the ports evenly, and ranks of
-    /// the same number on different hosts use the same rail. The default is 0.
+    /// If each rank passes its local rank, the ranks of a host share the ports evenly. Ranks with
+    /// the same local rank use the same rail if their hosts list the same ports in the same order.
+    /// The default is 0.
     pub fn rail(mut self, number: u32) -> Self {
         self.choice.rail = number;
         self

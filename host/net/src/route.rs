@@ -42,7 +42,7 @@ impl FromStr for Route {
         let found = routes.into_iter().find(|route| route.to_string() == text);
         found.ok_or_else(|| Error::InvalidArgument {
             operation: "transport route",
-            detail: format!("{text:?} is none of shm, verbs and tcp"),
+            detail: format!("{text:?} is not shm, verbs or tcp"),
         })
     }
 }
@@ -92,9 +92,9 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Creates a connector that uses the nearest RDMA port and the automatic network interface.
-    /// `host` names this host; processes with equal names share memory. The environment variable
-    /// `FUSEWIRE_TRANSPORT` (`shm`, `verbs` or `tcp`) forces a route.
+    /// Creates a connector that uses the first active RDMA port and the automatic network
+    /// interface. `host` names this host; processes with equal names share memory. The environment
+    /// variable `FUSEWIRE_TRANSPORT` (`shm`, `verbs` or `tcp`) forces a route.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the variable has another value.
@@ -205,7 +205,7 @@ impl Endpoint {
             Route::Verbs => match (self.rdma, peer.rdma) {
                 (Some(own), Some(theirs)) if own == theirs => None,
                 (Some(own), Some(theirs)) => Some(format!(
-                    "this side has a port of {own:?}, the peer of {theirs:?}"
+                    "this side has an {own:?} port, the peer an {theirs:?} port"
                 )),
                 (None, _) => Some(format!("this side: {}", self.without_rdma)),
                 (_, None) => Some(format!("the peer: {}", peer.without_rdma)),

@@ -12,9 +12,9 @@
 //! If the [`Hello`] and the [`Welcome`] announce queue pairs, writes and reads use these, and the
 //! connection carries only the following messages:
 //!
-//! - A request `Resolve` asks for the registration of a memory. The answer is `Region` or
+//! - A request `Resolve` asks for the registration of a memory region. The answer is `Region` or
 //!   `Refused`.
-//! - An answer `Revoke`, which belongs to no request, reports that a memory is no longer
+//! - An answer `Revoke`, which belongs to no request, reports that a memory region is no longer
 //!   registered. The other side confirms it with the request `Revoked` after its last access. This
 //!   request has no answer.
 
@@ -213,7 +213,7 @@ pub(super) enum Refusal {
     Key,
     /// The range exceeds the memory.
     Range,
-    /// The address of the word is no multiple of 8.
+    /// The address of the word is not a multiple of 8.
     Alignment,
     /// The owner's device cannot register the memory.
     Registration,
@@ -235,7 +235,9 @@ impl Refusal {
                  belongs to another process"
             }
             Self::Range => "the range exceeds the registered memory",
-            Self::Alignment => "the address of the word is no multiple of 8 in the peer's memory",
+            Self::Alignment => {
+                "the address of the word is not a multiple of 8 in the peer's memory"
+            }
             Self::Registration => {
                 "the peer's RDMA device cannot register the memory; raise the peer's limit of \
                  locked memory (ulimit -l)"

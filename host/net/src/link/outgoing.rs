@@ -320,8 +320,8 @@ fn end(core: &Core) {
     let timed_out = core.failure_kind() == Some(TransportFailure::Timeout);
     // Operations and notifications that have completed are not affected by the failure.
     core.progress(true);
-    // Dropping the queue pair ends all accesses of devices to the memory of both sides. It must
-    // precede the reset of the socket, which tells the peer that they have ended.
+    // Dropping the queue pair ends all accesses of this side's device to memory. It must precede
+    // the reset of the socket, which tells the peer that they have ended.
     let rdma = core.outgoing().rdma.take();
     drop(rdma);
     if !timed_out {

@@ -20,7 +20,7 @@ const PIECE_BYTES: usize = 1 << 30;
 #[derive(Debug)]
 pub(super) struct Rdma {
     pub(super) queue_pair: QueuePair,
-    /// Registrations of the peer's memories, by key.
+    /// Registrations of the peer's memory, by key.
     regions: HashMap<u64, KnownRegion>,
     /// Key whose registration this side has requested for the first operation of the queue.
     resolving: Option<u64>,
@@ -101,7 +101,7 @@ impl Rdma {
                 _ => Opcode::Read,
             };
             let len = operation.local.len;
-            let local_key = match len == 0 || self.queue_pair.copies(opcode, len) {
+            let local_key = match len == 0 || self.queue_pair.is_inline(opcode, len) {
                 true => Ok(0),
                 false => operation.local.local_key(self.queue_pair.context()),
             };
@@ -145,7 +145,7 @@ impl Rdma {
         core: &Core,
     ) -> io::Result<bool> {
         self.taken.clear();
-        let more = self.queue_pair.take(&mut self.taken);
+        let more = self.queue_pair.poll(&mut self.taken);
         let mut has_space = false;
         for index in 0..self.taken.len() {
             match self.taken[index] {

@@ -23,20 +23,21 @@ const LINK_LAYER_ETHERNET: u8 = 2;
 /// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// InfiniBand: ports are addressed by local identifiers of the subnet manager.
+    /// InfiniBand: ports are addressed by local identifiers (LIDs), which the subnet manager
+    /// assigns.
     InfiniBand,
     /// Ethernet: RDMA over converged Ethernet (RoCE).
     Ethernet,
 }
 
-/// Kind of a GID, which determines the packets that are sent from it.
+/// Kind of a GID, which determines the packet format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand.
     InfiniBand,
-    /// RoCE version 1: Ethernet frames, which routers do not forward.
+    /// RoCE version 1: directly over Ethernet, not routable.
     RoceV1,
-    /// RoCE version 2: UDP packets.
+    /// RoCE version 2: over UDP and IP, routable.
     RoceV2,
 }
 

@@ -71,8 +71,8 @@ fn distance(sysfs: &Path, device: &str, near: &str) -> io::Result<PciDistance> {
 }
 
 /// Chooses one of the ports of a local rank: of the ports that are nearest to `near`, the one of
-/// the number `rail`, modulo their count. Ranks with the same number on different hosts thus use
-/// the same rail, and hosts may have different numbers of NICs.
+/// the number `rail`, modulo their count. Ranks with the same number on different hosts use the
+/// same rail if the hosts list the same ports in the same order.
 pub(super) fn choose<'a>(
     sysfs: &Path,
     ports: &[&'a VerbsPort],

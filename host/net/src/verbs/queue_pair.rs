@@ -21,8 +21,8 @@ use crate::{Error, Result, TransportFailure};
 /// Maximum number of requests in the send queue.
 const SEND_DEPTH: u32 = 128;
 
-/// Maximum number of notifications that arrive before the receiver takes completions. A sender that
-/// is ahead of this limit waits.
+/// Number of posted receives, one per notification. If none is left, this side's device answers
+/// "receiver not ready", and the sender's device retries.
 const RECEIVE_DEPTH: u32 = 256;
 
 /// Writes of at most this size are copied into the send queue if the device can hold them.
@@ -34,9 +34,9 @@ const RECEIVE_ID: u64 = 0;
 /// Retransmission timeout: 4.096 us * 2^14 = 67 ms.
 const RETRY_TIMEOUT: u8 = 14;
 
-/// Number of retransmissions before a request fails, which is after about 0.5 s to 2 s. For
-/// Soft-RoCE, 7 means no limit; its progress on a network that reorders packets is slow, so it
-/// needs that. The link's TCP connection then detects an unreachable peer.
+/// Number of retransmissions before a request fails, after 0.5 s to 2 s (a device may wait up to 4
+/// times the timeout). Soft-RoCE treats 7 as unlimited, and needs that on networks that reorder
+/// packets. The TCP connection then detects an unreachable peer.
 const RETRIES: u8 = 7;
 
 /// Number of retries after "receiver not ready". 7 means no limit; the deadlines of operations
@@ -113,7 +113,7 @@ pub(crate) struct WorkRequest {
     /// Address of the local memory.
     pub(crate) local: u64,
     pub(crate) len: u32,
-    /// Key of the registered local memory. Not used for writes that [`QueuePair::copies`].
+    /// Key of the registered local memory. Unused if the write is [`QueuePair::is_inline`].
     pub(crate) local_key: u32,
     pub(crate) remote: u64,
     pub(crate) remote_key: u32,
@@ -146,7 +146,7 @@ pub(crate) struct QueuePair {
     free: u32,
     max_inline: u32,
     requests: Vec<ibv_send_wr>,
-    parts: Vec<ibv_sge>,
+    sges: Vec<ibv_sge>,
 }
 
 impl fmt::Debug for QueuePair {
@@ -200,7 +200,7 @@ impl QueuePair {
             free: 0,
             max_inline: 0,
             requests: Vec::new(),
-            parts: Vec::new(),
+            sges: Vec::new(),
             port: port.clone(),
             context: Arc::clone(&context),
         };
@@ -315,7 +315,8 @@ impl QueuePair {
         let path = &mut attributes.ah_attr;
         path.port_num = self.port.number;
         path.dlid = peer.lid;
-        // The first 8 bytes of a GID are the subnet. Ports of other subnets are reached by GID.
+        // The first 8 bytes of a GID are the subnet prefix. Another subnet needs a global route
+        // header (GRH), as RoCE always does.
         path.is_global = u8::from(is_ethernet || peer.gid[..8] != self.gid.bytes[..8]);
         path.grh.dgid.raw = peer.gid;
         path.grh.sgid_index = self.gid.index as u8;
@@ -355,7 +356,7 @@ impl QueuePair {
 
     /// Returns true if a write of `len` bytes is copied into the send queue, so that its memory
     /// need not be registered.
-    pub(crate) fn copies(&self, opcode: Opcode, len: usize) -> bool {
+    pub(crate) fn is_inline(&self, opcode: Opcode, len: usize) -> bool {
         opcode != Opcode::Read && len <= self.max_inline as usize
     }
 
@@ -364,14 +365,14 @@ impl QueuePair {
     /// # Safety
     /// The local memory of each request must stay valid until the request has completed or the
     /// queue pair has been dropped; it must be registered under the request's key, unless
-    /// [`QueuePair::copies`] the request.
+    /// [`QueuePair::is_inline`].
     pub(crate) unsafe fn post(&mut self, requests: &[WorkRequest]) -> io::Result<()> {
         let Some(pair) = self.pair.filter(|_| !requests.is_empty()) else {
             return Ok(());
         };
         assert!(requests.len() <= self.free as usize);
-        self.parts.clear();
-        self.parts.extend(requests.iter().map(|request| ibv_sge {
+        self.sges.clear();
+        self.sges.extend(requests.iter().map(|request| ibv_sge {
             addr: request.local,
             length: request.len,
             lkey: request.local_key,
@@ -381,8 +382,8 @@ impl QueuePair {
             // SAFETY: all bytes of the structure may be zero.
             let mut raw: ibv_send_wr = unsafe { zeroed() };
             raw.wr_id = request.id;
-            raw.sg_list = &raw mut self.parts[index];
-            // A request for no bytes has no part, because its memory has no registration.
+            raw.sg_list = &raw mut self.sges[index];
+            // A zero-length request has no SGE, because its memory need not be registered.
             raw.num_sge = i32::from(request.len > 0);
             raw.opcode = match request.opcode {
                 Opcode::Write => IBV_WR_RDMA_WRITE,
@@ -390,7 +391,7 @@ impl QueuePair {
                 Opcode::Read => IBV_WR_RDMA_READ,
             };
             raw.send_flags = IBV_SEND_SIGNALED;
-            if self.copies(request.opcode, request.len as usize) {
+            if self.is_inline(request.opcode, request.len as usize) {
                 raw.send_flags |= IBV_SEND_INLINE;
             }
             if request.fence {
@@ -408,7 +409,7 @@ impl QueuePair {
             unsafe { (*first.add(index - 1)).next = first.add(index) };
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is live. The chain and its parts are in vectors that do not change
+        // SAFETY: the queue pair is live. The chain and its sges are in vectors that do not change
         // during the call, and the caller guarantees the memory.
         let code = unsafe { ibv_post_send(pair.as_ptr(), first, &raw mut bad) };
         if code != 0 {
@@ -422,11 +423,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Takes completions, and appends them to `taken`. Returns true if more may be available.
+    /// Polls the completion queue, and appends the completions to `taken`. Returns true if more may
+    /// be available.
     ///
     /// # Errors
     /// A description of the first request that failed. The queue pair then transfers nothing more.
-    pub(crate) fn take(&mut self, taken: &mut Vec<Completion>) -> io::Result<bool> {
+    pub(crate) fn poll(&mut self, taken: &mut Vec<Completion>) -> io::Result<bool> {
         const COUNT: usize = 32;
         let Some(completions) = self.completions else {
             return Ok(false);
@@ -452,7 +454,7 @@ impl QueuePair {
             }
             if completion.wr_id == RECEIVE_ID {
                 received += 1;
-                // Messages other than writes with immediate data are no notifications.
+                // Messages other than writes with immediate data are not notifications.
                 if completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM {
                     taken.push(Completion::Notified);
                 }

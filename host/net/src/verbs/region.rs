@@ -34,8 +34,8 @@ impl MemoryRegion {
         unsafe { Self::register(context, start, len, IBV_ACCESS_LOCAL_WRITE) }
     }
 
-    /// Registers memory that peers write and read. The registration has no relaxed ordering, so
-    /// bytes of a later write never become visible before those of an earlier one.
+    /// Registers memory that peers write and read. Does not set `IBV_ACCESS_RELAXED_ORDERING`,
+    /// which would let PCIe reorder the bytes of different writes.
     ///
     /// # Safety
     /// As for [`MemoryRegion::local`]. Peers access the bytes at any time.
