@@ -41,7 +41,10 @@ pub fn interfaces() -> Result<Vec<Interface>> {
 
 /// Returns the first address of the interface `name`.
 pub(crate) fn by_name(name: &str) -> Result<IpAddr> {
-    chosen(&interfaces()?, &format!("={name}"))
+    let all = interfaces()?;
+    let named = all.iter().filter(|interface| interface.name == name);
+    let named: Vec<_> = named.cloned().collect();
+    choose(&named, "").ok_or_else(|| no_match(&all, name))
 }
 
 /// Returns the address that peers on other hosts most likely reach.
@@ -50,19 +53,21 @@ pub(crate) fn automatic() -> Result<IpAddr> {
 }
 
 fn chosen(interfaces: &[Interface], filter: &str) -> Result<IpAddr> {
-    choose(interfaces, filter).ok_or_else(|| {
-        let listed = interfaces.iter();
-        let listed: Vec<_> = listed
-            .map(|i| format!("{} {}", i.name, i.address))
-            .collect();
-        Error::InvalidArgument {
-            operation: "choose a network interface",
-            detail: format!(
-                "no interface matches {filter:?}; this host has {}. Pass a name, or set {VARIABLE}",
-                listed.join(", ")
-            ),
-        }
-    })
+    choose(interfaces, filter).ok_or_else(|| no_match(interfaces, filter))
+}
+
+fn no_match(interfaces: &[Interface], filter: &str) -> Error {
+    let listed = interfaces.iter();
+    let listed: Vec<_> = listed
+        .map(|interface| format!("{} {}", interface.name, interface.address))
+        .collect();
+    Error::InvalidArgument {
+        operation: "choose a network interface",
+        detail: format!(
+            "no interface matches {filter:?}; this host has {}. Pass a name, or set {VARIABLE}",
+            listed.join(", ")
+        ),
+    }
 }
 
 /// Chooses an address. `filter` has the syntax of `NCCL_SOCKET_IFNAME`: prefixes of names,
@@ -156,5 +161,8 @@ mod tests {
         );
         assert_eq!(by_name("lo").unwrap(), IpAddr::from([127, 0, 0, 1]));
         assert!(automatic().is_ok());
+        for name in ["", "lo,lo", "no-such-interface"] {
+            assert!(by_name(name).is_err(), "{name:?}");
+        }
     }
 }

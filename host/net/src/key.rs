@@ -13,7 +13,8 @@ use fusewire_driver::SegmentDescriptor;
 /// memory.
 ///
 /// Send keys to the peer out of band, as bytes or text. A key contains 64 random bits. Each access
-/// is checked against these bits and the size of the memory.
+/// is checked against these bits and the size of the memory; over RDMA, only the first access is,
+/// and the device checks later ones against its own 32-bit key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteKey {
     pub(super) id: u64,

@@ -20,7 +20,7 @@ use std::time::Instant;
 use socket2::{Domain, Type};
 
 use self::operations::{Operation, report};
-use self::outgoing::{GRACE, Outgoing};
+use self::outgoing::Outgoing;
 use super::TransportFailure;
 use super::direct::Direct;
 use super::inbox::Inbox;
@@ -57,6 +57,7 @@ pub(super) struct Core {
 struct RdmaEndpoint {
     address: QueueAddress,
     context: Arc<Context>,
+    inline_bytes: usize,
 }
 
 #[derive(Debug, Default)]
@@ -105,8 +106,9 @@ impl Core {
         loop {
             let mut outgoing = match self.outgoing.try_lock() {
                 Ok(outgoing) => outgoing,
-                Err(TryLockError::WouldBlock) if !must_wait => return,
-                Err(_) => self.outgoing(),
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if must_wait => self.outgoing(),
+                Err(TryLockError::WouldBlock) => return,
             };
             let more = outgoing.progress(self);
             let finished = outgoing.take_finished();
@@ -118,6 +120,20 @@ impl Core {
                 Err(error) => return self.fail(TransportFailure::Broken, error.to_string()),
             }
         }
+    }
+
+    /// Takes all completions, and destroys the queue pair, if the link uses one. Afterwards, this
+    /// side's device accesses no memory for this link.
+    fn stop_queue_pair(&self) {
+        // Completions of requests that were flushed report errors. There are at most as many as the
+        // queues hold, and each call takes some.
+        const CALLS: usize = 100;
+        for _ in 0..CALLS {
+            if !matches!(self.with_outgoing(|o| o.progress(self)), Ok(true) | Err(_)) {
+                break;
+            }
+        }
+        self.outgoing().destroy_queue_pair();
     }
 
     /// Gives the queue pair a short time to report why the peer has closed its sockets. A peer
@@ -244,12 +260,24 @@ impl Revoke for Core {
         self.wake_server.wake();
     }
 
-    fn wait_for_revocation(&self, key: u64) {
-        let _ = self
+    fn wait_for_revocation(&self, key: u64, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self
             .changed
-            .wait_timeout_while(self.status(), GRACE, |status| {
+            .wait_timeout_while(self.status(), left, |status| {
                 status.failure.is_none() && status.revoking.contains(&key)
             });
+        let (status, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let is_confirmed = !status.revoking.contains(&key);
+        drop(status);
+        if !is_confirmed {
+            // A later registration may get the same address and key, so requests of this peer must
+            // not be executed any more.
+            let detail = "the peer did not confirm that it no longer accesses memory that this \
+                          side has dropped; is it suspended?";
+            self.fail(TransportFailure::Broken, detail.to_owned());
+            self.stop_queue_pair();
+        }
     }
 }
 
@@ -274,6 +302,7 @@ impl Link {
         let rdma = queue_pair.as_ref().map(|queue_pair| RdmaEndpoint {
             address: queue_pair.address(),
             context: Arc::clone(queue_pair.context()),
+            inline_bytes: queue_pair.inline_bytes(),
         });
         let core = Arc::new(Core {
             url,
@@ -404,6 +433,14 @@ impl Link {
         let pending = Pending::unfinished();
         let operation = Operation::new(verb, local, remote, timeout, pending.clone());
         let core = &*self.core;
+        // Registers the memory before the lock is taken, because this may take long.
+        if let Some(rdma) = &core.rdma
+            && operation.needs_registration(rdma.inline_bytes)
+            && let Err(error) = operation.local.local_key(&rdma.context)
+        {
+            // A later operation must not signal that the bytes of this one have been written.
+            core.fail(TransportFailure::System, error.to_string());
+        }
         core.with_outgoing(|outgoing| {
             if let Some(error) = core.failure(operation.name) {
                 return Pending::finished(Err(error));

@@ -6,8 +6,10 @@ use core::fmt;
 use core::mem;
 use core::ops::{Bound, RangeBounds};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::time::Instant;
 
 use super::key::RemoteKey;
 use super::url::fill_random;
@@ -18,6 +20,9 @@ use fusewire_driver::Segment;
 
 /// Offset of the data in a segment of [`Memory::allocate`]. The [`Header`] occupies the first page.
 pub(super) const DATA_OFFSET: usize = 4096;
+
+/// Time in which the peers must confirm that they no longer access a memory that was dropped.
+const REVOCATION: Duration = Duration::from_secs(1);
 
 /// Header of a segment of [`Memory::allocate`].
 #[repr(C)]
@@ -87,9 +92,9 @@ pub(super) trait Revoke: fmt::Debug + Send + Sync {
     /// Requests that the peer stops to access the memory of `key`.
     fn revoke(&self, key: u64);
 
-    /// Waits until the peer has stopped to access the memory of `key`, but at most for a bounded
-    /// time.
-    fn wait_for_revocation(&self, key: u64);
+    /// Waits until the peer has stopped to access the memory of `key`. If it has not stopped at
+    /// `deadline`, destroys the link's queue pair, which ends the accesses.
+    fn wait_for_revocation(&self, key: u64, deadline: Instant);
 }
 
 /// Bytes that stay allocated as long as a [`Memory`], a [`View`], a [`ViewMut`] or an operation
@@ -407,15 +412,14 @@ impl Drop for Handle {
             Header::of(segment).closed.store(1, Ordering::SeqCst);
         }
         // Taking the write lock waits for accesses of peers that are in progress, each of which is
-        // one bounded copy.
+        // one bounded copy, and for a registration of the memory for a peer.
         *grant.open.write().unwrap_or_else(PoisonError::into_inner) = false;
         let exports = mem::take(&mut *lock(&grant.exports));
         let links: Vec<_> = exports.links.iter().filter_map(Weak::upgrade).collect();
         links.iter().for_each(|link| link.revoke(grant.id));
-        links
-            .iter()
-            .for_each(|link| link.wait_for_revocation(grant.id));
-        // A device refuses the requests of a peer that has not stopped. This breaks its connection.
+        let deadline = Instant::now() + REVOCATION;
+        let wait = |link: &Arc<dyn Revoke>| link.wait_for_revocation(grant.id, deadline);
+        links.iter().for_each(wait);
         drop(exports.regions);
     }
 }
@@ -430,8 +434,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// Three rules hold: the owner registers the memory while `open` is true and locked; the peer
 /// accesses it after it has received the registration, until it confirms the revocation; the owner
-/// ends the registration after it has set `open` to false and the revocation was confirmed or has
-/// timed out.
+/// ends the registration after it has set `open` to false, and after the peer has confirmed or the
+/// queue pair of its link has been destroyed.
 pub(super) fn export(
     key: u64,
     context: &Arc<Context>,

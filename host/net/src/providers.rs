@@ -105,7 +105,7 @@ fn bind_tcp(
 /// [`RemoteKey`] over this connection before its first access, and detects by this connection that
 /// the peer's process has ended. Dropping a [`Memory`] that a peer has accessed takes a round trip,
 /// in which the peer confirms that it will not access the memory; if no confirmation arrives within
-/// 0.1 s, the memory is deregistered anyway, and a later access fails and breaks the connection.
+/// 1 s, this side destroys the connection before the drop returns.
 ///
 /// The device registers all bytes of a memory when an operation first uses it. Registered memory is
 /// locked, so it counts towards the limit `ulimit -l`.

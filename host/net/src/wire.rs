@@ -135,7 +135,7 @@ pub(super) enum Verb {
     Write {
         notify: bool,
     },
-    /// Stores a word of 8 bytes by one instruction, after all earlier writes.
+    /// Stores a word of 8 bytes by one store instruction, after all earlier writes.
     Store,
     Read,
     /// Asks for the registration of the memory.

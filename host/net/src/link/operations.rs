@@ -61,6 +61,15 @@ impl Operation {
         }
     }
 
+    /// Returns true if an RDMA device that sends up to `inline_bytes` bytes inline can execute the
+    /// operation only if its memory is registered.
+    pub(super) fn needs_registration(&self, inline_bytes: usize) -> bool {
+        match self.verb {
+            Verb::Read => self.local.len > 0,
+            _ => self.local.len > inline_bytes,
+        }
+    }
+
     pub(super) fn payload(&self) -> usize {
         match self.verb.has_payload() {
             true => self.local.len,
@@ -88,14 +97,14 @@ impl Operations {
     pub(super) fn finish_oldest(&mut self, result: Result<()>) {
         let operation = self.in_flight.pop_front();
         self.finished
-            .extend(operation.map(|operation| (operation.pending, result)));
+            .extend(operation.map(|operation| (operation, result)));
     }
 
     /// Completes the first queued operation.
     pub(super) fn finish_first(&mut self, result: Result<()>) {
         let operation = self.queue.pop_front();
         self.finished
-            .extend(operation.map(|operation| (operation.pending, result)));
+            .extend(operation.map(|operation| (operation, result)));
     }
 
     /// Completes the first queued operation with the error that the peer refused it.
@@ -121,13 +130,13 @@ pub(super) fn refused(core: &Core, operation: &Operation, refusal: Refusal) -> E
     )
 }
 
-/// Operations that were completed under the lock, with their results. The results are reported
-/// after the lock is released.
-pub(super) type CompletedOps = Vec<(Pending, Result<()>)>;
+/// Operations that were completed under the lock, with their results. They are reported and dropped
+/// after the lock is released, because dropping one may end a registration, which takes long.
+pub(super) type CompletedOps = Vec<(Operation, Result<()>)>;
 
 pub(super) fn report(finished: CompletedOps) {
-    for (pending, result) in finished {
-        pending.finish(result);
+    for (operation, result) in finished {
+        operation.pending.finish(result);
     }
 }
 

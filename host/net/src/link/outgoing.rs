@@ -99,6 +99,11 @@ impl Outgoing {
         }
     }
 
+    /// Destroys the queue pair, if there is one.
+    pub(super) fn destroy_queue_pair(&mut self) {
+        self.rdma = None;
+    }
+
     /// Takes the operations that have completed since the last call. The caller must [`report`]
     /// them after it has released the lock.
     pub(super) fn take_finished(&mut self) -> CompletedOps {
@@ -318,12 +323,10 @@ impl Outgoing {
 fn end(core: &Core) {
     let now = Instant::now();
     let timed_out = core.failure_kind() == Some(TransportFailure::Timeout);
-    // Operations and notifications that have completed are not affected by the failure.
-    core.progress(true);
-    // Dropping the queue pair ends all accesses of this side's device to memory. It must precede
-    // the reset of the socket, which tells the peer that they have ended.
-    let rdma = core.outgoing().rdma.take();
-    drop(rdma);
+    // Operations and notifications that have completed are not affected by the failure. The queue
+    // pair is destroyed before the socket is reset, which tells the peer that this side's device
+    // accesses no more memory.
+    core.stop_queue_pair();
     if !timed_out {
         // Closing this connection tells the peer that this side's serving thread writes no more
         // bytes for the peer, so the serving thread must stop first.
@@ -363,7 +366,7 @@ fn end(core: &Core) {
                 core.failure(operation.name)
                     .unwrap_or_else(|| core.not_connected(operation.name))
             };
-            (operation.pending, Err::<(), Error>(error))
+            (operation, Err::<(), Error>(error))
         })
         .collect();
     report(finished);

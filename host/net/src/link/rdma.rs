@@ -107,10 +107,8 @@ impl Rdma {
             };
             let local_key = match local_key {
                 Ok(key) => key,
-                Err(error) => {
-                    operations.finish_first(Err(error));
-                    continue;
-                }
+                // A later operation must not signal that the bytes of this one have been written.
+                Err(error) => return Err(io::Error::other(error.to_string())),
             };
             while self.batch.len() < free {
                 let request = next_piece(operation, opcode, &region, local_key, self.reads > 0);
@@ -194,7 +192,10 @@ impl Rdma {
         id: u64,
     ) -> io::Result<()> {
         match answer {
-            Answer::Region(region) if self.resolving == Some(id) => {
+            Answer::Region(region)
+                if self.resolving == Some(id)
+                    && region.address.checked_add(region.len).is_some() =>
+            {
                 self.resolving = None;
                 let is_revoked = false;
                 self.regions.insert(id, KnownRegion { region, is_revoked });
@@ -208,8 +209,7 @@ impl Rdma {
                     known.is_revoked = true;
                     self.revoked += 1;
                 }
-                Some(_) => return Err(nonsense()),
-                None => self.request(Verb::Revoked, id),
+                _ => return Err(nonsense()),
             },
             _ => return Err(nonsense()),
         }

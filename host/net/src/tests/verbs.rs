@@ -235,7 +235,7 @@ fn more_notifications_than_the_receive_queue_holds_wait_for_the_receiver() {
 }
 
 #[test]
-fn a_suspended_peer_delays_a_drop_for_a_short_time() {
+fn a_suspended_peer_that_knows_dropped_memory_loses_its_connection() {
     if !kinds().contains(&Kind::Verbs) {
         return;
     }
@@ -244,22 +244,24 @@ fn a_suspended_peer_delays_a_drop_for_a_short_time() {
     let memory = Memory::register(vec![0; BYTES / 2]).unwrap();
     let command = format!("write {}", memory.remote_key());
     assert_eq!(peer.ask(&command), "true");
+    side.wait_for_write(LONG).unwrap();
     peer.signal(libc::SIGSTOP);
     let start = Instant::now();
     drop(memory);
     let time = start.elapsed();
     assert!(
-        (Duration::from_millis(80)..Duration::from_secs(1)).contains(&time),
+        (Duration::from_millis(900)..Duration::from_secs(3)).contains(&time),
         "{time:?}"
     );
+    // The connection is destroyed, because the peer could still have posted requests.
+    let error = side.wait_for_write(LONG).unwrap_err().to_string();
+    assert!(error.contains("did not confirm"), "{error}");
     peer.signal(libc::SIGCONT);
-    // Either the peer has already received the revocation, or the device of this side refuses the
-    // request, which breaks the connection.
     assert_eq!(peer.ask(&command), "false");
 }
 
 #[test]
-fn the_device_refuses_writes_to_memory_that_was_dropped() {
+fn retransmitted_writes_to_dropped_memory_do_not_land() {
     const SIZE: usize = 100_000;
     let Some(network) = Network::open() else {
         return;
@@ -269,21 +271,48 @@ fn the_device_refuses_writes_to_memory_that_was_dropped() {
     // SAFETY: the buffer outlives the memory, and is accessed only after the memory was dropped.
     let target = unsafe { Memory::register_raw(buffer.as_mut_ptr(), SIZE) }.unwrap();
     let source = Memory::register(vec![1; SIZE]).unwrap();
+    let key = target.remote_key();
     let write = |len: usize| {
         let view = source.view(..len).unwrap();
-        let remote = target.remote_key().range(0, len as u64);
-        a.write(view, remote, Notify::No, LONG).unwrap()
+        a.write(view, key.range(0, len as u64), Notify::No, LONG)
+            .unwrap()
     };
     write(8).wait().unwrap();
     let cable = network.disturb("loss 100%");
     let pending = write(SIZE);
     drop(target);
     drop(cable);
-    // The device of `a` sends the packets again, and that of `b` refuses them.
+    // The device of `a` sends the packets again until `a` notices that `b` has ended the link.
     assert_eq!(failure(pending.wait()), TransportFailure::Broken);
     let error = b.wait_for_write(LONG).unwrap_err().to_string();
-    assert!(error.contains("refused a request of the peer"), "{error}");
+    assert!(error.contains("did not confirm"), "{error}");
     assert!(buffer[..8] == [1; 8] && buffer[8..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn memory_that_cannot_be_registered_breaks_the_link() {
+    if !kinds().contains(&Kind::Verbs) {
+        return;
+    }
+    let (a, b) = pair(Kind::Verbs);
+    let target = Memory::allocate(8_192).unwrap();
+    // SAFETY: `mmap` creates a new mapping, which stays mapped. The device cannot register pages
+    // without access, and the transport does not touch them.
+    let pages = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        libc::mmap(core::ptr::null_mut(), 8_192, libc::PROT_NONE, flags, -1, 0)
+    };
+    // SAFETY: no operation reads the bytes, because their registration fails.
+    let source = unsafe { Memory::register_raw(pages.cast(), 8_192) }.unwrap();
+    let remote = target.remote_key();
+    let write = a.write(source.view(..).unwrap(), remote.whole(), Notify::No, LONG);
+    // The signal must not overtake the bytes that were not written.
+    let signal = a.store(1, remote.range(0, 8), LONG);
+    let error = write.unwrap().wait().unwrap_err().to_string();
+    assert!(error.contains("ibv_reg_mr"), "{error}");
+    assert_eq!(failure(signal.unwrap().wait()), TransportFailure::Broken);
+    assert_eq!(failure(b.wait_for_write(LONG)), TransportFailure::Broken);
+    assert_eq!(contents(&target), [0; 8_192]);
 }
 
 #[test]
@@ -293,15 +322,18 @@ fn peers_with_impossible_queue_pairs_are_rejected() {
     if !kinds().contains(&Kind::Verbs) {
         return;
     }
+    let ports = crate::verbs_ports().unwrap();
     let plain = QueueAddress {
-        gid: [0; 16],
+        gid: ports[0].gid(None).unwrap().bytes,
         number: 17,
         sequence: 0,
         lid: 0,
         mtu: 5,
         reads: 1,
     };
+    // The first address is possible: the negative control.
     let addresses = [
+        Some(plain),
         None,
         Some(QueueAddress {
             number: 1 << 24,
@@ -328,7 +360,9 @@ fn peers_with_impossible_queue_pairs_are_rejected() {
         };
         stream.write_all(&hello.to_bytes(url.nonce())).unwrap();
         let mut welcome = [0; Welcome::BYTES];
-        assert!(stream.read_exact(&mut welcome).is_err(), "{queue:?}");
+        let is_welcome = stream.read_exact(&mut welcome).is_ok();
+        assert_eq!(is_welcome, queue == Some(plain), "{queue:?}");
+        drop(stream);
         assert_eq!(failure(a.wait_for_write(LONG)), TransportFailure::Broken);
     }
 }

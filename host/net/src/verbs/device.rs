@@ -206,7 +206,7 @@ impl Context {
         };
         let fitting: Vec<_> = ports.iter().filter(fits).collect();
         let sysfs = Path::new("/sys");
-        let port = distance::choose(sysfs, &fitting, choice.near.as_deref(), choice.rail);
+        let port = distance::choose(sysfs, &fitting, choice.near.as_deref(), choice.rail)?;
         let port = port.ok_or_else(|| {
             let found: Vec<_> = ports.iter().map(VerbsPort::to_string).collect();
             let found = match found.is_empty() {

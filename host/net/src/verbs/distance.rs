@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::VerbsPort;
+use crate::{Error, Result};
 
 /// Distance of two PCI devices, from near to far. In brackets, the name that `nvidia-smi topo -m`
 /// and NCCL use.
@@ -65,9 +66,18 @@ impl Position {
 /// `0000:3b:00.0`. `sysfs` is `/sys`.
 fn distance(sysfs: &Path, device: &str, near: &str) -> io::Result<PciDistance> {
     let nic: PathBuf = sysfs.join("class/infiniband").join(device).join("device");
-    // CUDA prints bus ids in capital letters.
-    let gpu = sysfs.join("bus/pci/devices").join(near.to_lowercase());
-    Ok(Position::read(&nic)?.distance(&Position::read(&gpu)?))
+    Ok(Position::read(&nic)?.distance(&pci_device(sysfs, near)?))
+}
+
+/// Returns the position of a PCI device. CUDA prints bus ids in capital letters, and NVML with a
+/// domain of 8 digits.
+fn pci_device(sysfs: &Path, bus_id: &str) -> io::Result<Position> {
+    let id = bus_id.to_lowercase();
+    let id = match id.split_once(':') {
+        Some((domain, rest)) if domain.len() == 8 => format!("{}:{rest}", &domain[4..]),
+        _ => id,
+    };
+    Position::read(&sysfs.join("bus/pci/devices").join(id))
 }
 
 /// Chooses one of the ports of a local rank: of the ports that are nearest to `near`, the one of
@@ -78,7 +88,17 @@ pub(super) fn choose<'a>(
     ports: &[&'a VerbsPort],
     near: Option<&str>,
     rail: u32,
-) -> Option<&'a VerbsPort> {
+) -> Result<Option<&'a VerbsPort>> {
+    if let Some(near) = near
+        && let Err(error) = pci_device(sysfs, near)
+    {
+        return Err(Error::InvalidArgument {
+            operation: "open an RDMA device",
+            detail: format!(
+                "no PCI device has the bus id {near:?} ({error}); pass an id such as 0000:3b:00.0"
+            ),
+        });
+    }
     let distance = |port: &VerbsPort| {
         let distance = near.map(|near| distance(sysfs, &port.device, near));
         distance.map_or(PciDistance::Switch, |distance| {
@@ -86,12 +106,14 @@ pub(super) fn choose<'a>(
             distance.unwrap_or(PciDistance::Machine)
         })
     };
-    let nearest = ports.iter().map(|port| distance(port)).min()?;
+    let Some(nearest) = ports.iter().map(|port| distance(port)).min() else {
+        return Ok(None);
+    };
     let ports: Vec<_> = ports
         .iter()
         .filter(|port| distance(port) == nearest)
         .collect();
-    Some(ports[rail as usize % ports.len()])
+    Ok(Some(ports[rail as usize % ports.len()]))
 }
 
 #[cfg(test)]
@@ -161,7 +183,7 @@ mod tests {
             ("mlx5_0", "0000:03:00.0", Switch),
             ("mlx5_2", "0000:03:00.0", Switches),
             ("mlx5_0", "0000:0A:00.0", RootComplex),
-            ("mlx5_3", "0000:03:00.0", NumaNode),
+            ("mlx5_3", "00000000:03:00.0", NumaNode),
             ("mlx5_3", "0000:81:00.0", Machine),
             ("mlx5_0", "0000:81:00.0", Machine),
         ];
@@ -194,7 +216,8 @@ mod tests {
         let ports = ["rxe0", "mlx5_3", "mlx5_2", "mlx5_1", "mlx5_0"].map(port);
         let all: Vec<_> = ports.iter().collect();
         let choice = |ports: &[&VerbsPort], near, rail| {
-            choose(sysfs.path(), ports, near, rail).map(|port| port.device.clone())
+            let chosen = choose(sysfs.path(), ports, near, rail).unwrap();
+            chosen.map(|port| port.device.clone())
         };
         let name = |name: &str| Some(name.to_owned());
         assert_eq!(choice(&all, Some("0000:03:00.0"), 0), name("mlx5_1"));
@@ -205,5 +228,7 @@ mod tests {
         // Without a GPU, all ports are equally near.
         assert_eq!(choice(&all, None, 6), name("mlx5_3"));
         assert_eq!(choice(&[], None, 0), None);
+        let error = choose(sysfs.path(), &all, Some("3b:00.0"), 0).unwrap_err();
+        assert!(error.to_string().contains("3b:00.0"), "{error}");
     }
 }

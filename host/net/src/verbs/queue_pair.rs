@@ -354,10 +354,15 @@ impl QueuePair {
         self.free
     }
 
-    /// Returns true if a write of `len` bytes is copied into the send queue, so that its memory
-    /// need not be registered.
+    /// Returns the size of the largest write that is sent inline, so that its memory need not be
+    /// registered.
+    pub(crate) fn inline_bytes(&self) -> usize {
+        self.max_inline as usize
+    }
+
+    /// Returns true if a request for `len` bytes is sent inline.
     pub(crate) fn is_inline(&self, opcode: Opcode, len: usize) -> bool {
-        opcode != Opcode::Read && len <= self.max_inline as usize
+        opcode != Opcode::Read && len <= self.inline_bytes()
     }
 
     /// Posts requests as one chain. The device executes them in order.
@@ -440,19 +445,12 @@ impl QueuePair {
         let count = usize::try_from(count)
             .map_err(|_| io::Error::other("ibv_poll_cq: the device failed"))?;
         let mut received = 0;
+        let mut failure = Ok(());
         for completion in &found[..count] {
+            let is_receive = completion.wr_id == RECEIVE_ID;
             if completion.status != IBV_WC_SUCCESS {
-                let is_receive = completion.wr_id == RECEIVE_ID;
-                return Err(io::Error::other(format!(
-                    "{} (status {}, vendor error {:#x}) on {} port {}",
-                    describe(completion.status, is_receive),
-                    completion.status,
-                    completion.vendor_err,
-                    self.port.device,
-                    self.port.number
-                )));
-            }
-            if completion.wr_id == RECEIVE_ID {
+                failure = failure.and_then(|()| Err(self.failure(completion, is_receive)));
+            } else if is_receive {
                 received += 1;
                 // Messages other than writes with immediate data are not notifications.
                 if completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM {
@@ -463,8 +461,20 @@ impl QueuePair {
                 taken.push(Completion::Done(completion.wr_id));
             }
         }
+        failure?;
         self.post_receives(received)?;
         Ok(count == COUNT)
+    }
+
+    fn failure(&self, completion: &ibv_wc, is_receive: bool) -> io::Error {
+        io::Error::other(format!(
+            "{} (status {}, vendor error {:#x}) on {} port {}",
+            describe(completion.status, is_receive),
+            completion.status,
+            completion.vendor_err,
+            self.port.device,
+            self.port.number
+        ))
     }
 
     /// Returns a descriptor that is readable if [`QueuePair::acknowledge`] must be called.
@@ -489,7 +499,15 @@ impl QueuePair {
             // SAFETY: the event was returned for this completion queue.
             unsafe { self.context.verbs.ibv_ack_cq_events(completions, 1) };
         }
-        self.arm()
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => self.arm(),
+            // The device was removed.
+            kind => Err(io::Error::new(
+                kind,
+                format!("ibv_get_cq_event on {}: {error}", self.port.device),
+            )),
+        }
     }
 
     fn arm(&self) -> io::Result<()> {
