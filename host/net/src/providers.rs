@@ -120,7 +120,8 @@ fn bind_tcp(
 /// network that forge packets, and a peer that has connected may access all memory that this
 /// process has exported on the same device, if it guesses the device's 32-bit keys.
 ///
-/// [`RemoteKey`]: super::RemoteKey [`Memory`]: super::Memory
+/// [`RemoteKey`]: super::RemoteKey
+/// [`Memory`]: super::Memory
 #[derive(Clone, Debug, Default)]
 pub struct Verbs {
     choice: PortChoice,
