@@ -29,9 +29,9 @@ use super::memory::{Revoke, StorageRange, View, ViewMut};
 use super::pending::Pending;
 use super::provider::{ByteTransport, Notify};
 use super::socket::{Listener, Receiver, Socket};
-use super::url::{PeerId, Url, fill_random};
+use super::url::{PeerId, Url};
 use super::verbs::{Context, QueueAddress, QueuePair};
-use super::wire::{Hello, VERSION, Verb, Welcome};
+use super::wire::{Challenge, Hello, VERSION, Verb, Welcome};
 use crate::{Error, Result};
 use fusewire_driver::descriptor::{WakeFd, entry, poll};
 
@@ -357,22 +357,8 @@ impl Link {
             let address = UnixAddr::from_abstract_name(peer.address())?;
             Socket::new(UnixStream::connect_addr(&address)?, false)?
         };
-        let mut challenge = [0; 16];
-        fill_random(&mut challenge).map_err(io::Error::other)?;
-        let hello = Hello {
-            version: VERSION,
-            from: self.core.url.nonce().peer_id(),
-            challenge,
-            queue: self.core.queue_address(),
-        };
-        let bytes = hello.to_bytes(peer.nonce());
-        // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
-        unsafe { socket.send(&bytes, bytes.as_ptr(), 0) }?;
         let mut receiver = Receiver::new();
-        let message = loop {
-            if let Some(message) = receiver.message() {
-                break message;
-            }
+        let receive = |receiver: &mut Receiver| loop {
             let left = timeout.saturating_sub(start.elapsed());
             let mut entries = [
                 entry(self.core.stop.raw(), libc::POLLIN),
@@ -388,7 +374,7 @@ impl Link {
                     "no answer in time; is the peer running?",
                 ));
             }
-            receiver.fill(&socket).map_err(|error| match error.kind() {
+            let filled = receiver.fill(&socket).map_err(|error| match error.kind() {
                 io::ErrorKind::UnexpectedEof => io::Error::new(
                     error.kind(),
                     "the peer rejected this side: the URL is not its newest, or it is connected to \
@@ -396,17 +382,42 @@ impl Link {
                 ),
                 _ => error,
             })?;
+            if filled {
+                return Ok(());
+            }
+        };
+        let message = loop {
+            match receiver.message() {
+                Some(message) => break message,
+                None => receive(&mut receiver)?,
+            }
+        };
+        let challenge = Challenge::from_bytes(&message)
+            .ok_or_else(|| io::Error::other("no transport listens there, but another service"))?;
+        if challenge.version != VERSION {
+            return Err(io::Error::other(format!(
+                "the peer uses version {} of the protocol, this side {VERSION}; use the same \
+                 library on both sides",
+                challenge.version
+            )));
+        }
+        let hello = Hello {
+            from: self.core.url.nonce().peer_id(),
+            challenge: Challenge::new().map_err(io::Error::other)?.random,
+            queue: self.core.queue_address(),
+        };
+        let bytes = hello.to_bytes(peer.nonce(), &challenge);
+        // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
+        unsafe { socket.send(&bytes, bytes.as_ptr(), 0) }?;
+        let message = loop {
+            match receiver.message() {
+                Some(message) => break message,
+                None => receive(&mut receiver)?,
+            }
         };
         let welcome = Welcome::from_bytes(&message, peer.nonce(), &hello).ok_or_else(|| {
             io::Error::other("the answer does not prove the URL's secret; who listens there?")
         })?;
-        if welcome.version != VERSION {
-            return Err(io::Error::other(format!(
-                "the peer uses version {} of the protocol, this side {VERSION}; use the same \
-                 library on both sides",
-                welcome.version
-            )));
-        }
         Ok((socket, welcome))
     }
 

@@ -4,7 +4,8 @@
 //! A connection carries the requests of the side that opened the connection, and the answers to
 //! these requests in the same order:
 //!
-//! - The first message is [`Hello`]. The answer is [`Welcome`].
+//! - The side that accepted the connection sends a [`Challenge`]. The other side sends a [`Hello`].
+//!   The answer is [`Welcome`].
 //! - Any number of [`Request`]s follow. The payload of a write or store follows its request.
 //! - Every write, store and read is completed by an [`Answer`] of kind `Done` or `Refused`. For a
 //!   read, any number of `Data` answers come first, each followed by its payload.
@@ -18,7 +19,7 @@
 //!   registered. The other side confirms it with the request `Revoked` after its last access. This
 //!   request has no answer.
 
-use super::url::{Nonce, PeerId};
+use super::url::{Nonce, PeerId, fill_random};
 use super::verbs::QueueAddress;
 use fusewire_driver::SegmentDescriptor;
 
@@ -30,10 +31,46 @@ pub(super) const VERSION: u32 = 2;
 /// Maximum length of one piece of a read's data.
 pub(super) const MAX_DATA_BYTES: u64 = 256 << 10;
 
-/// First message of a connection. It proves that its sender knows the secret of the URL.
+/// First message of the side that accepted a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Challenge {
+    pub(super) version: u32,
+    /// Random bytes, to which the proof of the [`Hello`] is bound, so that nobody can replay it.
+    pub(super) random: [u8; 16],
+}
+
+impl Challenge {
+    pub(super) const BYTES: usize = 32;
+
+    /// Creates a challenge of this version.
+    pub(super) fn new() -> crate::Result<Self> {
+        let mut random = [0; 16];
+        fill_random(&mut random)?;
+        Ok(Self {
+            version: VERSION,
+            random,
+        })
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[0..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.random);
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        (bytes[0..8] == MAGIC).then(|| Self {
+            version: u32_at(bytes, 8),
+            random: id_at(bytes, 16),
+        })
+    }
+}
+
+/// Answer to a [`Challenge`]. It proves that its sender knows the secret of the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    pub(super) version: u32,
     /// Number of the side that opened the connection.
     pub(super) from: PeerId,
     /// Random bytes, to which the proof of the [`Welcome`] is bound.
@@ -47,25 +84,34 @@ impl Hello {
 
     const PROOF_AT: usize = 48 + QUEUE_BYTES;
 
-    /// Encodes the message for the side whose URL has the secret `to`.
-    pub(super) fn to_bytes(self, to: Nonce) -> [u8; Self::BYTES] {
+    /// Encodes the answer to `challenge` for the side whose URL has the secret `to`.
+    pub(super) fn to_bytes(self, to: Nonce, challenge: &Challenge) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[0..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.from.0);
         bytes[32..48].copy_from_slice(&self.challenge);
         bytes[48..Self::PROOF_AT].copy_from_slice(&queue_to_bytes(self.queue));
-        let proof = to.prove(&[b"hello", &bytes[..Self::PROOF_AT]]);
+        let message = [
+            b"hello",
+            &challenge.to_bytes()[..],
+            &bytes[..Self::PROOF_AT],
+        ];
+        let proof = to.prove(&message);
         bytes[Self::PROOF_AT..].copy_from_slice(&proof);
         bytes
     }
 
-    /// Decodes the message. Returns `None` if its sender does not know the secret `own`.
-    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES], own: Nonce) -> Option<Self> {
+    /// Decodes the answer to `challenge`. Returns `None` if its sender does not know the secret
+    /// `own`.
+    pub(super) fn from_bytes(
+        bytes: &[u8; Self::BYTES],
+        own: Nonce,
+        challenge: &Challenge,
+    ) -> Option<Self> {
         let (message, proof) = bytes.split_at(Self::PROOF_AT);
-        let is_peer = bytes[0..8] == MAGIC && own.verify(&[b"hello", message], proof);
+        let proven = [b"hello", &challenge.to_bytes()[..], message];
+        let is_peer = bytes[0..8] == MAGIC && own.verify(&proven, proof);
         is_peer.then(|| Self {
-            version: u32_at(bytes, 8),
             from: PeerId(id_at(bytes, 16)),
             challenge: id_at(bytes, 32),
             queue: queue_at(bytes, 48),
@@ -73,11 +119,9 @@ impl Hello {
     }
 }
 
-/// Answer to a [`Hello`]. It proves that its sender knows the secret, too. If the versions differ,
-/// the answer reports this side's version, and the connection is then closed.
+/// Answer to a [`Hello`]. It proves that its sender knows the secret, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Welcome {
-    pub(super) version: u32,
     /// Descriptor of the doorbell for notifications, if the doorbell is in shared memory.
     pub(super) bell: Option<SegmentDescriptor>,
     /// Queue pair of the side that accepted the connection, if the link uses queue pairs.
@@ -95,7 +139,6 @@ impl Welcome {
     pub(super) fn to_bytes(self, own: Nonce, hello: &Hello) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[0..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
         if let Some(bell) = self.bell {
             bytes[12] = 1;
             bytes[16..Self::QUEUE_AT].copy_from_slice(&bell.to_bytes());
@@ -122,7 +165,6 @@ impl Welcome {
             _ => Some(SegmentDescriptor::from_bytes(&bytes[16..Self::QUEUE_AT]).ok()?),
         };
         Some(Self {
-            version: u32_at(bytes, 8),
             bell,
             queue: queue_at(bytes, Self::QUEUE_AT),
         })
@@ -350,18 +392,28 @@ mod tests {
     #[test]
     fn messages_survive_the_wire_and_garbage_is_none() {
         let (nonce, other) = (Nonce([7; 16]), Nonce([8; 16]));
-        let hello = Hello {
+        let random = [2; 16];
+        let asked = Challenge {
             version: VERSION,
+            random,
+        };
+        assert_eq!(Challenge::from_bytes(&asked.to_bytes()), Some(asked));
+        let hello = Hello {
             from: Nonce([9; 16]).peer_id(),
             challenge: [5; 16],
             queue: Some(QueueAddress::from_bytes(&[3; QueueAddress::BYTES])),
         };
-        let bytes = hello.to_bytes(nonce);
-        assert_eq!(Hello::from_bytes(&bytes, nonce), Some(hello));
-        assert_eq!(Hello::from_bytes(&bytes, other), None);
+        let bytes = hello.to_bytes(nonce, &asked);
+        assert_eq!(Hello::from_bytes(&bytes, nonce, &asked), Some(hello));
+        assert_eq!(Hello::from_bytes(&bytes, other, &asked), None);
+        // A message that answers another challenge is a replay.
+        let another = Challenge {
+            random: [1; 16],
+            ..asked
+        };
+        assert_eq!(Hello::from_bytes(&bytes, nonce, &another), None);
         assert!(!bytes.windows(16).any(|bytes| *bytes == nonce.0));
         let welcome = Welcome {
-            version: VERSION,
             bell: None,
             queue: hello.queue,
         };
@@ -375,7 +427,7 @@ mod tests {
         for at in 0..Hello::BYTES {
             let mut bytes = bytes;
             bytes[at] ^= 1;
-            assert_eq!(Hello::from_bytes(&bytes, nonce), None, "{at}");
+            assert_eq!(Hello::from_bytes(&bytes, nonce, &asked), None, "{at}");
         }
         for at in 0..Welcome::BYTES {
             let mut answer = answer;

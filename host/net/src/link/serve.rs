@@ -2,6 +2,7 @@
 
 use core::mem;
 use core::time::Duration;
+use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use super::outgoing::GRACE;
 use crate::TransportFailure;
 use crate::memory::{Revoke, Target, WORD_BYTES, export, store_word};
 use crate::socket::{GONE, Listener, Receiver, Socket};
-use crate::wire::{Answer, Hello, MAX_DATA_BYTES, Refusal, Request, VERSION, Verb, Welcome};
+use crate::wire::{Answer, Challenge, Hello, MAX_DATA_BYTES, Refusal, Request, Verb, Welcome};
 use fusewire_driver::descriptor::{entry, poll};
 
 /// Time limit for the first message on a new connection.
@@ -61,6 +62,7 @@ pub(super) fn run(core: &Arc<Core>, listener: Listener) {
 struct Caller {
     socket: Socket,
     receiver: Receiver,
+    challenge: Challenge,
     since: Instant,
 }
 
@@ -92,7 +94,7 @@ fn admit(core: &Core, listener: Listener) -> Option<Socket> {
                 keep &= caller.receiver.fill(&caller.socket).is_ok();
                 if let Some(message) = caller.receiver.message() {
                     let caller = callers.swap_remove(at);
-                    if welcome(core, &caller.socket, &message) {
+                    if welcome(core, &caller, &message) {
                         return Some(caller.socket);
                     }
                     continue;
@@ -103,16 +105,12 @@ fn admit(core: &Core, listener: Listener) -> Option<Socket> {
             }
         }
         if entries[1].revents != 0 {
-            match listener.accept() {
-                Ok(socket) => {
+            match listener.accept().and_then(challenge) {
+                Ok(caller) => {
                     if callers.len() == MAX_CALLERS {
                         callers.remove(0);
                     }
-                    callers.push(Caller {
-                        socket,
-                        receiver: Receiver::new(),
-                        since: Instant::now(),
-                    });
+                    callers.push(caller);
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a transport could not accept a caller");
@@ -125,36 +123,45 @@ fn admit(core: &Core, listener: Listener) -> Option<Socket> {
     }
 }
 
+/// Sends the first message to a new caller.
+fn challenge(socket: Socket) -> io::Result<Caller> {
+    let challenge = Challenge::new().map_err(io::Error::other)?;
+    let bytes = challenge.to_bytes();
+    // SAFETY: the length of the body is 0, so `send` reads no bytes of the body. The send buffer of
+    // a new socket has room for the message.
+    unsafe { socket.send(&bytes, bytes.as_ptr(), 0) }?;
+    Ok(Caller {
+        socket,
+        receiver: Receiver::new(),
+        challenge,
+        since: Instant::now(),
+    })
+}
+
 /// Answers the first message of a caller. Returns true if the caller is the peer.
-fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
-    let Some(hello) = Hello::from_bytes(message, core.url.nonce()) else {
+fn welcome(core: &Core, caller: &Caller, message: &[u8; Hello::BYTES]) -> bool {
+    let Some(hello) = Hello::from_bytes(message, core.url.nonce(), &caller.challenge) else {
         tracing::debug!("a transport rejected an unknown caller");
         return false;
     };
-    let mut welcome = Welcome {
-        version: VERSION,
-        bell: None,
-        queue: None,
+    if !core.let_in(hello.from) {
+        return false;
+    }
+    let connected = core.outgoing().connect_queue(hello.queue.as_ref());
+    if let Err(error) = connected {
+        core.fail(TransportFailure::Connect, error.to_string());
+        return false;
+    }
+    let welcome = Welcome {
+        bell: core.inbox.descriptor(),
+        queue: core.queue_address(),
     };
-    let let_in = hello.version == VERSION && core.let_in(hello.from);
-    if let_in {
-        welcome.bell = core.inbox.descriptor();
-        welcome.queue = core.queue_address();
-        let connected = core.outgoing().connect_queue(hello.queue.as_ref());
-        if let Err(error) = connected {
-            core.fail(TransportFailure::Connect, error.to_string());
-            return false;
-        }
-    }
-    if let_in || hello.version != VERSION {
-        let bytes = welcome.to_bytes(core.url.nonce(), &hello);
-        // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
-        let sent = unsafe { socket.send(&bytes, bytes.as_ptr(), 0) };
-        // The send buffer of a new socket should have room for the whole message. If it does not,
-        // the connection is closed, and the peer's `connect` fails.
-        return let_in && matches!(sent, Ok(Some(Welcome::BYTES)));
-    }
-    false
+    let bytes = welcome.to_bytes(core.url.nonce(), &hello);
+    // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
+    let sent = unsafe { caller.socket.send(&bytes, bytes.as_ptr(), 0) };
+    // The send buffer of a new socket should have room for the whole message. If it does not, the
+    // connection is closed, and the peer's `connect` fails.
+    matches!(sent, Ok(Some(Welcome::BYTES)))
 }
 
 struct Server<'a> {

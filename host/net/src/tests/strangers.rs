@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::inbox::Inbox;
-use crate::wire::{Answer, Hello, Refusal, Request, VERSION, Verb, Welcome};
+use crate::wire::{Answer, Challenge, Hello, Refusal, Request, VERSION, Verb, Welcome};
 use crate::{Nonce, Notify, Url};
 
 /// Starts a peer that accepts the connection from `url`, and then neither reads nor answers.
@@ -31,9 +31,11 @@ fn silent_peer_with_secret(
     let from = url.nonce().peer_id();
     let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
+        let challenge = Challenge::new().unwrap();
+        stream.write_all(&challenge.to_bytes()).unwrap();
         let mut hello = [0; Hello::BYTES];
         stream.read_exact(&mut hello).unwrap();
-        let hello = Hello::from_bytes(&hello, nonce).unwrap();
+        let hello = Hello::from_bytes(&hello, nonce, &challenge).unwrap();
         assert!(hello.from == from);
         let secret = match knows_secret {
             true => nonce,
@@ -48,15 +50,20 @@ fn silent_peer_with_secret(
 
 fn welcome() -> Welcome {
     Welcome {
-        version: VERSION,
         bell: None,
         queue: None,
     }
 }
 
+/// Receives the challenge of a listener.
+pub(super) fn challenge(stream: &mut TcpStream) -> Challenge {
+    let mut bytes = [0; Challenge::BYTES];
+    stream.read_exact(&mut bytes).unwrap();
+    Challenge::from_bytes(&bytes).unwrap()
+}
+
 fn hello() -> Hello {
     Hello {
-        version: VERSION,
         from: Nonce::random().unwrap().peer_id(),
         challenge: [4; 16],
         queue: None,
@@ -67,8 +74,11 @@ fn hello() -> Hello {
 fn hostile_peer(url: &Url) -> TcpStream {
     let mut stream = TcpStream::connect(url.address()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
+    let challenge = challenge(&mut stream);
     let hello = hello();
-    stream.write_all(&hello.to_bytes(url.nonce())).unwrap();
+    stream
+        .write_all(&hello.to_bytes(url.nonce(), &challenge))
+        .unwrap();
     let mut bytes = [0; Welcome::BYTES];
     stream.read_exact(&mut bytes).unwrap();
     let answer = Welcome::from_bytes(&bytes, url.nonce(), &hello);
@@ -101,24 +111,25 @@ fn strangers_do_no_harm() {
     // The number of silent callers exceeds the limit.
     let _silent: Vec<_> = (0..40).map(|_| call()).collect();
     let mut half = call();
-    half.write_all(&hello().to_bytes(url_b.nonce())[..20])
-        .unwrap();
-    let wrong = hello().to_bytes(Nonce::random().unwrap());
+    let challenged = challenge(&mut half);
+    let replayed = hello().to_bytes(url_b.nonce(), &challenged);
+    half.write_all(&replayed[..20]).unwrap();
+    let other = Nonce::random().unwrap();
     let garbage = pattern(5_000, 11);
-    for bytes in [&garbage[..], &wrong] {
+    for way in 0..3 {
         let mut stranger = call();
         stranger.set_read_timeout(Some(LONG)).unwrap();
+        let challenged = challenge(&mut stranger);
+        let wrong = hello().to_bytes(other, &challenged);
+        // The last one answers the challenge of another connection.
+        let bytes = [&garbage[..], &wrong, &replayed][way];
         stranger.write_all(bytes).unwrap();
         // The link closes the connection without an answer.
-        assert!(matches!(stranger.read(&mut [0; 1]), Ok(0) | Err(_)));
+        assert!(
+            matches!(stranger.read(&mut [0; 1]), Ok(0) | Err(_)),
+            "{way}"
+        );
     }
-    let mut newer = hello();
-    newer.version = VERSION + 1;
-    let mut stream = call();
-    stream.write_all(&newer.to_bytes(url_b.nonce())).unwrap();
-    let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes).unwrap();
-    assert_eq!(bytes, welcome().to_bytes(url_b.nonce(), &newer));
 
     let start = Instant::now();
     a.connect(&url_b, LONG).unwrap();
@@ -182,7 +193,6 @@ fn nonsense_from_a_peer_breaks_the_link_only() {
 fn a_peer_over_tcp_cannot_name_a_process_to_map() {
     let bell = Inbox::shared().unwrap();
     let welcome = Welcome {
-        version: VERSION,
         bell: bell.descriptor(),
         queue: None,
     };
@@ -282,4 +292,34 @@ fn a_listener_that_does_not_know_the_secret_is_rejected() {
     // The transport is still usable for its peer.
     let b = transport(Kind::Tcp);
     a.connect(&b.bind().unwrap(), LONG).unwrap();
+}
+
+#[test]
+fn a_listener_of_another_version_or_of_another_service_is_named() {
+    let newer = Challenge {
+        version: VERSION + 1,
+        random: [0; 16],
+    };
+    let versions = format!(
+        "version {} of the protocol, this side {VERSION}",
+        VERSION + 1
+    );
+    for (bytes, expected) in [
+        (newer.to_bytes(), versions.as_str()),
+        (*b"HTTP/1.1 400 Bad Request\r\n\r\nXX..", "another service"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&bytes).unwrap();
+            stream
+        });
+        let a = transport(Kind::Tcp);
+        a.bind().unwrap();
+        let url = Url::new("tcp", &address, Nonce::random().unwrap());
+        let error = a.connect(&url, LONG).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        drop(thread.join().unwrap());
+    }
 }

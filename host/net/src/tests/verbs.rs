@@ -9,9 +9,10 @@ use std::thread;
 use std::time::Instant;
 
 use super::processes::{BYTES, Peer};
+use super::strangers::challenge;
 use super::*;
 use crate::verbs::QueueAddress;
-use crate::wire::{Hello, VERSION, Welcome};
+use crate::wire::{Hello, Welcome};
 use crate::{Nonce, Notify};
 
 /// Two devices, each with the name of its network interface. Tests that disturb the network hold
@@ -353,12 +354,13 @@ fn peers_with_impossible_queue_pairs_are_rejected() {
         let mut stream = TcpStream::connect(url.address()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         let hello = Hello {
-            version: VERSION,
             from: Nonce::random().unwrap().peer_id(),
             challenge: [0; 16],
             queue,
         };
-        stream.write_all(&hello.to_bytes(url.nonce())).unwrap();
+        let challenge = challenge(&mut stream);
+        let bytes = hello.to_bytes(url.nonce(), &challenge);
+        stream.write_all(&bytes).unwrap();
         let mut welcome = [0; Welcome::BYTES];
         let is_welcome = stream.read_exact(&mut welcome).is_ok();
         assert_eq!(is_welcome, queue == Some(plain), "{queue:?}");
