@@ -358,40 +358,9 @@ impl Link {
             Socket::new(UnixStream::connect_addr(&address)?, false)?
         };
         let mut receiver = Receiver::new();
-        let receive = |receiver: &mut Receiver| loop {
-            let left = timeout.saturating_sub(start.elapsed());
-            let mut entries = [
-                entry(self.core.stop.raw(), libc::POLLIN),
-                entry(socket.raw(), libc::POLLIN),
-            ];
-            poll(&mut entries, Some(left))?;
-            if entries[0].revents != 0 {
-                return Err(io::Error::other("this side was stopped during connect"));
-            }
-            if entries[1].revents == 0 && left.is_zero() {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "no answer in time; is the peer running?",
-                ));
-            }
-            let filled = receiver.fill(&socket).map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => io::Error::new(
-                    error.kind(),
-                    "the peer rejected this side: the URL is not its newest, or it is connected to \
-                     another process",
-                ),
-                _ => error,
-            })?;
-            if filled {
-                return Ok(());
-            }
-        };
-        let message = loop {
-            match receiver.message() {
-                Some(message) => break message,
-                None => receive(&mut receiver)?,
-            }
-        };
+        let far = start + Duration::from_secs(1 << 30);
+        let deadline = start.checked_add(timeout).unwrap_or(far);
+        let message = self.receive_message(&socket, &mut receiver, deadline)?;
         let challenge = Challenge::from_bytes(&message)
             .ok_or_else(|| io::Error::other("no transport listens there, but another service"))?;
         if challenge.version != VERSION {
@@ -409,16 +378,48 @@ impl Link {
         let bytes = hello.to_bytes(peer.nonce(), &challenge);
         // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
         unsafe { socket.send(&bytes, bytes.as_ptr(), 0) }?;
-        let message = loop {
-            match receiver.message() {
-                Some(message) => break message,
-                None => receive(&mut receiver)?,
-            }
-        };
+        let message = self.receive_message(&socket, &mut receiver, deadline)?;
         let welcome = Welcome::from_bytes(&message, peer.nonce(), &hello).ok_or_else(|| {
             io::Error::other("the answer does not prove the URL's secret; who listens there?")
         })?;
         Ok((socket, welcome))
+    }
+
+    /// Receives the peer's next message during `connect`.
+    fn receive_message<const BYTES: usize>(
+        &self,
+        socket: &Socket,
+        receiver: &mut Receiver,
+        deadline: Instant,
+    ) -> io::Result<[u8; BYTES]> {
+        loop {
+            if let Some(message) = receiver.message() {
+                return Ok(message);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut entries = [
+                entry(self.core.stop.raw(), libc::POLLIN),
+                entry(socket.raw(), libc::POLLIN),
+            ];
+            poll(&mut entries, Some(left))?;
+            if entries[0].revents != 0 {
+                return Err(io::Error::other("this side was stopped during connect"));
+            }
+            if entries[1].revents == 0 && left.is_zero() {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "no answer in time; is the peer running?",
+                ));
+            }
+            receiver.fill(socket).map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => io::Error::new(
+                    error.kind(),
+                    "the peer rejected this side: the URL is not its newest, or it is connected to \
+                     another process",
+                ),
+                _ => error,
+            })?;
+        }
     }
 
     /// Opens a TCP connection from the address on which this link listens, so that it uses the same
