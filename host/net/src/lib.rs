@@ -88,7 +88,7 @@ pub use self::error::{Error, Result};
 pub use self::failure::TransportFailure;
 pub use interface::{Interface, interfaces};
 pub use key::{RemoteBuffer, RemoteKey};
-pub use memory::{Memory, View, ViewMut};
+pub use memory::{DmaBuf, Memory, View, ViewMut};
 pub use pending::Pending;
 pub use provider::{ByteTransport, Notify, Provider};
 pub use providers::{SharedMemory, Tcp, Verbs};

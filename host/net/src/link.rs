@@ -25,7 +25,7 @@ use super::TransportFailure;
 use super::direct::Direct;
 use super::inbox::Inbox;
 use super::key::RemoteBuffer;
-use super::memory::{Revoke, StorageRange, View, ViewMut};
+use super::memory::{Revoke, StorageRange, View, ViewMut, on_device};
 use super::pending::Pending;
 use super::provider::{ByteTransport, Notify};
 use super::socket::{Listener, Receiver, Socket};
@@ -445,6 +445,9 @@ impl Link {
         let pending = Pending::unfinished();
         let operation = Operation::new(verb, local, remote, timeout, pending.clone());
         let core = &*self.core;
+        if core.rdma.is_none() && operation.local.is_on_device() {
+            return Pending::finished(Err(on_device(operation.name)));
+        }
         // Registers the memory before the lock is taken, because this may take long.
         if let Some(rdma) = &core.rdma
             && operation.needs_registration(rdma.inline_bytes)

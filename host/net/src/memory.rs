@@ -8,12 +8,13 @@ use core::ops::{Bound, RangeBounds};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::Instant;
 
 use super::key::RemoteKey;
 use super::url::fill_random;
-use super::verbs::{Context, MemoryRegion};
+use super::verbs::{Context, MemoryRegion, Registrable};
 use super::wire::{Refusal, RemoteRegion};
 use crate::{Error, Result};
 use fusewire_driver::Segment;
@@ -118,6 +119,17 @@ enum Backing {
     Segment { _segment: Arc<Segment> },
     /// Owned by the caller of [`Memory::register_raw`].
     Raw,
+    /// Memory of a GPU, owned by the caller of [`Memory::register_device`].
+    Device { dma_buf: Option<DmaBuf> },
+}
+
+/// Memory of a device that the kernel can pass to another device.
+#[derive(Debug)]
+pub struct DmaBuf {
+    /// Descriptor of the buffer.
+    pub fd: OwnedFd,
+    /// First byte of the memory in the buffer.
+    pub offset: u64,
 }
 
 // SAFETY: the bytes at `start` may be accessed from any thread. They stay valid while the `Storage`
@@ -135,6 +147,24 @@ impl Storage {
             start,
             len,
             keep,
+        }
+    }
+
+    fn is_on_device(&self) -> bool {
+        matches!(self.keep, Backing::Device { .. })
+    }
+
+    /// Returns the memory for its registration with an RDMA device.
+    fn registrable(&self) -> Registrable<'_> {
+        Registrable {
+            start: self.start,
+            len: self.len,
+            dma_buf: match &self.keep {
+                Backing::Device {
+                    dma_buf: Some(dma_buf),
+                } => Some((dma_buf.fd.as_fd(), dma_buf.offset)),
+                _ => None,
+            },
         }
     }
 
@@ -236,6 +266,38 @@ impl Memory {
             ));
         }
         let keep = Backing::Raw;
+        Self::add(Storage::new(start, len, keep), Some(false))
+    }
+
+    /// Registers memory of a GPU, at its address on the GPU. Only RDMA devices access such memory:
+    /// operations over TCP and shared memory return [`Error::InvalidArgument`] for views of it, and
+    /// a peer's requests over TCP and shared memory are refused.
+    ///
+    /// `dma_buf` is the memory as a dma-buf, which the driver exports
+    /// (`cuMemGetHandleForAddressRange`, `hsa_amd_portable_export_dmabuf`). Without it, the RDMA
+    /// device needs a peer-memory module of the GPU's vendor, such as `nvidia-peermem`.
+    ///
+    /// Not executed on a GPU so far: tests check the calls of libibverbs only.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a null pointer or an impossible length.
+    ///
+    /// # Safety
+    /// The bytes must stay allocated on the device until all clones of the returned [`Memory`] and
+    /// all its views are dropped, and all operations that use these views have completed. `dma_buf`
+    /// must refer to these bytes.
+    pub unsafe fn register_device(
+        start: *mut u8,
+        len: usize,
+        dma_buf: Option<DmaBuf>,
+    ) -> Result<Self> {
+        if start.is_null() || isize::try_from(len).is_err() {
+            return Err(out_of_bounds(
+                "register_device",
+                format!("{len} bytes at {start:p} are not valid memory"),
+            ));
+        }
+        let keep = Backing::Device { dma_buf };
         Self::add(Storage::new(start, len, keep), Some(false))
     }
 
@@ -348,7 +410,7 @@ impl Memory {
     /// [`Error::InvalidArgument`] if `source` does not fit.
     pub fn copy_from(&self, offset: usize, source: &[u8]) -> Result<()> {
         let end = offset.saturating_add(source.len());
-        let part = self.part("copy_from", offset..end)?;
+        let part = self.host_part("copy_from", offset..end)?;
         // SAFETY: `part` checked the range against the storage, and the slice is valid for its
         // length. The two may overlap.
         unsafe { part.start().copy_from(source.as_ptr(), source.len()) };
@@ -361,7 +423,7 @@ impl Memory {
     /// [`Error::InvalidArgument`] if fewer bytes follow `offset` than `target` holds.
     pub fn copy_to(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let end = offset.saturating_add(target.len());
-        let part = self.part("copy_to", offset..end)?;
+        let part = self.host_part("copy_to", offset..end)?;
         // SAFETY: `part` checked the range against the storage, and the slice is valid for its
         // length. The two may overlap.
         unsafe { part.start().copy_to(target.as_mut_ptr(), target.len()) };
@@ -370,6 +432,19 @@ impl Memory {
 
     fn storage(&self) -> &Arc<Storage> {
         &self.handle.grant.storage
+    }
+
+    /// Returns a range of memory that the CPU accesses.
+    fn host_part(
+        &self,
+        operation: &'static str,
+        range: impl RangeBounds<usize>,
+    ) -> Result<StorageRange> {
+        let part = self.part(operation, range)?;
+        match part.is_on_device() {
+            true => Err(on_device(operation)),
+            false => Ok(part),
+        }
     }
 
     fn part(
@@ -459,7 +534,7 @@ pub(super) fn export(
         None => {
             // SAFETY: the grant owns the storage, whose bytes are valid while it lives. The region
             // is dropped before the grant, because the grant owns it.
-            let region = unsafe { MemoryRegion::remote(context, start, len) };
+            let region = unsafe { MemoryRegion::remote(context, &grant.storage.registrable()) };
             let region = region.map_err(|error| {
                 tracing::warn!(%error, "memory cannot be registered for a peer");
                 Refusal::Registration
@@ -495,6 +570,9 @@ impl Target {
             Some((grant, _)) => Arc::clone(grant),
             None => return Err(Refusal::Key),
         };
+        if grant.storage.is_on_device() {
+            return Err(Refusal::Device);
+        }
         let end = offset.checked_add(len).ok_or(Refusal::Range)?;
         if end > grant.storage.len as u64 {
             return Err(Refusal::Range);
@@ -567,6 +645,11 @@ impl StorageRange {
         unsafe { self.storage.start.add(self.offset) }
     }
 
+    /// Returns true if only RDMA devices access the memory.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.storage.is_on_device()
+    }
+
     /// Returns the key of the memory for requests of this process on the device of `context`.
     /// Registers the memory if necessary.
     pub(super) fn local_key(&self, context: &Arc<Context>) -> Result<u32> {
@@ -576,7 +659,7 @@ impl StorageRange {
             return Ok(region.local_key());
         }
         // SAFETY: the storage keeps its bytes valid, and drops the region first.
-        let region = unsafe { MemoryRegion::local(context, storage.start, storage.len) }?;
+        let region = unsafe { MemoryRegion::local(context, &storage.registrable()) }?;
         let key = region.local_key();
         regions.push(region);
         Ok(key)
@@ -636,4 +719,15 @@ impl ViewMut {
 
 fn out_of_bounds(operation: &'static str, detail: String) -> Error {
     Error::InvalidArgument { operation, detail }
+}
+
+/// Returns the error of an operation for which the CPU would have to access memory of a device.
+pub(super) fn on_device(operation: &'static str) -> Error {
+    Error::InvalidArgument {
+        operation,
+        detail:
+            "the memory is on a GPU, so the CPU cannot copy it; use the provider Verbs, or copy \
+                 it to host memory first"
+                .to_owned(),
+    }
 }

@@ -257,6 +257,8 @@ pub(super) enum Refusal {
     Range,
     /// The address of the word is not a multiple of 8.
     Alignment,
+    /// The memory is on a GPU, which the owner's CPU cannot access.
+    Device,
     /// The owner's device cannot register the memory.
     Registration,
 }
@@ -277,6 +279,7 @@ impl Refusal {
                  belongs to another process"
             }
             Self::Range => "the range exceeds the registered memory",
+            Self::Device => "the memory is on a GPU; only the provider Verbs accesses it",
             Self::Alignment => {
                 "the address of the word is not a multiple of 8 in the peer's memory"
             }
@@ -311,6 +314,7 @@ impl Answer {
             Self::Refused(Refusal::Range) => (3, 0),
             Self::Refused(Refusal::Registration) => (5, 0),
             Self::Refused(Refusal::Alignment) => (8, 0),
+            Self::Refused(Refusal::Device) => (9, 0),
             Self::Data(len) => (4, len),
             Self::Region(region) => (6, region.len),
             Self::Revoke => (7, 0),
@@ -343,6 +347,7 @@ impl Answer {
             }),
             b"FWAN\x07\0\0\0" => Self::Revoke,
             b"FWAN\x08\0\0\0" => Self::Refused(Refusal::Alignment),
+            b"FWAN\x09\0\0\0" => Self::Refused(Refusal::Device),
             _ => return None,
         };
         Some((answer, u64_at(bytes, 8)))
@@ -460,6 +465,7 @@ mod tests {
             Answer::Refused(Refusal::Range),
             Answer::Refused(Refusal::Registration),
             Answer::Refused(Refusal::Alignment),
+            Answer::Refused(Refusal::Device),
             Answer::Data(MAX_DATA_BYTES),
             Answer::Region(RemoteRegion {
                 address: u64::MAX - 5,

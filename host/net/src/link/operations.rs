@@ -65,6 +65,7 @@ impl Operation {
     /// operation only if its memory is registered.
     pub(super) fn needs_registration(&self, inline_bytes: usize) -> bool {
         match self.verb {
+            _ if self.local.is_on_device() => self.local.len > 0,
             Verb::Read => self.local.len > 0,
             _ => self.local.len > inline_bytes,
         }

@@ -101,9 +101,13 @@ impl Rdma {
                 _ => Opcode::Read,
             };
             let len = operation.local.len;
-            let local_key = match len == 0 || self.queue_pair.is_inline(opcode, len) {
-                true => Ok(0),
-                false => operation.local.local_key(self.queue_pair.context()),
+            let is_registered = operation.needs_registration(self.queue_pair.inline_bytes());
+            let local_key = match is_registered {
+                true => operation
+                    .local
+                    .local_key(self.queue_pair.context())
+                    .map(Some),
+                false => Ok(None),
             };
             let local_key = match local_key {
                 Ok(key) => key,
@@ -270,7 +274,7 @@ fn next_piece(
     operation: &mut Operation,
     opcode: Opcode,
     region: &RemoteRegion,
-    local_key: u32,
+    local_key: Option<u32>,
     after_reads: bool,
 ) -> WorkRequest {
     let (local, rest) = operation.local.rest(operation.sent);

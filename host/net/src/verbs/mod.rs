@@ -14,7 +14,7 @@ use crate::{Error, TransportFailure};
 pub(crate) use device::{Context, PortChoice};
 pub use device::{Gid, GidKind, LinkLayer, VerbsPort, verbs_ports};
 pub(crate) use queue_pair::{Completion, Opcode, QueueAddress, QueuePair, WorkRequest};
-pub(crate) use region::MemoryRegion;
+pub(crate) use region::{MemoryRegion, Registrable};
 
 /// Returns the error of a function of libibverbs on `device`.
 fn failed(function: &'static str, device: &str, error: &io::Error) -> Error {

@@ -114,7 +114,7 @@ pub(crate) struct WorkRequest {
     pub(crate) local: u64,
     pub(crate) len: u32,
     /// Key of the registered local memory. Unused if the write is [`QueuePair::is_inline`].
-    pub(crate) local_key: u32,
+    pub(crate) local_key: Option<u32>,
     pub(crate) remote: u64,
     pub(crate) remote_key: u32,
     /// True if the request must not start before all earlier reads have completed.
@@ -360,17 +360,12 @@ impl QueuePair {
         self.max_inline as usize
     }
 
-    /// Returns true if a request for `len` bytes is sent inline.
-    pub(crate) fn is_inline(&self, opcode: Opcode, len: usize) -> bool {
-        opcode != Opcode::Read && len <= self.inline_bytes()
-    }
-
     /// Posts requests as one chain. The device executes them in order.
     ///
     /// # Safety
     /// The local memory of each request must stay valid until the request has completed or the
-    /// queue pair has been dropped; it must be registered under the request's key, unless
-    /// [`QueuePair::is_inline`].
+    /// queue pair has been dropped. It must be registered under the request's key, or the request
+    /// must have no key.
     pub(crate) unsafe fn post(&mut self, requests: &[WorkRequest]) -> io::Result<()> {
         let Some(pair) = self.pair.filter(|_| !requests.is_empty()) else {
             return Ok(());
@@ -380,7 +375,7 @@ impl QueuePair {
         self.sges.extend(requests.iter().map(|request| ibv_sge {
             addr: request.local,
             length: request.len,
-            lkey: request.local_key,
+            lkey: request.local_key.unwrap_or(0),
         }));
         self.requests.clear();
         for (index, request) in requests.iter().enumerate() {
@@ -396,7 +391,8 @@ impl QueuePair {
                 Opcode::Read => IBV_WR_RDMA_READ,
             };
             raw.send_flags = IBV_SEND_SIGNALED;
-            if self.is_inline(request.opcode, request.len as usize) {
+            if request.local_key.is_none() && request.opcode != Opcode::Read {
+                assert!(request.len <= self.max_inline);
                 raw.send_flags |= IBV_SEND_INLINE;
             }
             if request.fence {

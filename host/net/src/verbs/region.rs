@@ -2,6 +2,7 @@
 
 use core::ptr::NonNull;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use fusewire_verbs_sys::bindings::{
@@ -11,7 +12,17 @@ use fusewire_verbs_sys::bindings::{
 use super::{Context, failed};
 use crate::Result;
 
-/// Registration of a range of host memory. Dropping it ends the registration: the device then
+/// Memory to register.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registrable<'a> {
+    /// Address of the first byte, on the host or on a GPU.
+    pub(crate) start: *mut u8,
+    pub(crate) len: usize,
+    /// The memory as a dma-buf, and the offset of the first byte in it.
+    pub(crate) dma_buf: Option<(BorrowedFd<'a>, u64)>,
+}
+
+/// Registration of a range of memory. Dropping it ends the registration: the device then
 /// refuses requests with its keys.
 #[derive(Debug)]
 pub(crate) struct MemoryRegion {
@@ -28,10 +39,10 @@ impl MemoryRegion {
     /// Registers memory as the source and destination of this side's own requests.
     ///
     /// # Safety
-    /// The `len` bytes at `start` must stay valid for reads and writes until the region is dropped.
-    pub(crate) unsafe fn local(context: &Arc<Context>, start: *mut u8, len: usize) -> Result<Self> {
+    /// The bytes must stay valid for reads and writes by the device until the region is dropped.
+    pub(crate) unsafe fn local(context: &Arc<Context>, memory: &Registrable<'_>) -> Result<Self> {
         // SAFETY: guaranteed by the caller.
-        unsafe { Self::register(context, start, len, IBV_ACCESS_LOCAL_WRITE) }
+        unsafe { Self::register(context, memory, IBV_ACCESS_LOCAL_WRITE) }
     }
 
     /// Registers memory that peers write and read. Does not set `IBV_ACCESS_RELAXED_ORDERING`,
@@ -39,34 +50,41 @@ impl MemoryRegion {
     ///
     /// # Safety
     /// As for [`MemoryRegion::local`]. Peers access the bytes at any time.
-    pub(crate) unsafe fn remote(
-        context: &Arc<Context>,
-        start: *mut u8,
-        len: usize,
-    ) -> Result<Self> {
+    pub(crate) unsafe fn remote(context: &Arc<Context>, memory: &Registrable<'_>) -> Result<Self> {
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
         // SAFETY: guaranteed by the caller.
-        unsafe { Self::register(context, start, len, access) }
+        unsafe { Self::register(context, memory, access) }
     }
 
     /// # Safety
     /// As for [`MemoryRegion::local`].
     unsafe fn register(
         context: &Arc<Context>,
-        start: *mut u8,
-        len: usize,
+        memory: &Registrable<'_>,
         access: u32,
     ) -> Result<Self> {
-        let domain = context.domain.as_ptr();
-        // SAFETY: the domain is live. The library checks whether the range is mapped, and the
-        // caller guarantees that it stays valid.
-        let region = unsafe {
-            context
-                .verbs
-                .ibv_reg_mr(domain, start.cast(), len, access as i32)
+        let (domain, verbs) = (context.domain.as_ptr(), context.verbs);
+        let Registrable { start, len, .. } = *memory;
+        // SAFETY: the domain is live. The library checks whether the range is mapped, or inside the
+        // buffer, and the caller guarantees that it stays valid.
+        let (function, region) = unsafe {
+            match &memory.dma_buf {
+                None => (
+                    "ibv_reg_mr",
+                    verbs.ibv_reg_mr(domain, start.cast(), len, access as i32),
+                ),
+                Some((fd, offset)) => {
+                    let (fd, address) = (fd.as_raw_fd(), start as u64);
+                    let access = access as i32;
+                    (
+                        "ibv_reg_dmabuf_mr",
+                        verbs.ibv_reg_dmabuf_mr(domain, *offset, len, address, fd, access),
+                    )
+                }
+            }
         };
         let region = NonNull::new(region)
-            .ok_or_else(|| failed("ibv_reg_mr", context.device(), &io::Error::last_os_error()))?;
+            .ok_or_else(|| failed(function, context.device(), &io::Error::last_os_error()))?;
         Ok(Self {
             context: Arc::clone(context),
             region,
