@@ -83,7 +83,7 @@ fn the_end_of_one_side_breaks_the_other_which_connects_again() {
             first.unwrap();
             second.unwrap();
             assert_eq!(failure(third), TransportFailure::Broken);
-            assert!(start.elapsed() < Duration::from_secs(1));
+            assert!(start.elapsed() < soon());
         });
         assert!(!a.connected());
         assert_eq!(failure(write(&a)), TransportFailure::Broken);
@@ -111,7 +111,7 @@ fn a_wait_is_aborted_from_another_thread() {
             let start = Instant::now();
             a.abort();
             assert_eq!(failure(waits.join().unwrap()), TransportFailure::Aborted);
-            assert!(start.elapsed() < Duration::from_secs(1));
+            assert!(start.elapsed() < soon());
         });
         assert_eq!(failure(a.wait_for_write(LONG)), TransportFailure::Aborted);
         assert_eq!(failure(b.wait_for_write(LONG)), TransportFailure::Broken);
@@ -139,13 +139,13 @@ fn operations_are_aborted_or_time_out_in_time() {
             a.abort();
             assert_eq!(failure(patient.wait()), TransportFailure::Aborted);
             assert_eq!(failure(read.wait()), TransportFailure::Aborted);
-            assert!(start.elapsed() < Duration::from_secs(1));
+            assert!(start.elapsed() < soon());
             assert_eq!(failure(write(LONG).wait()), TransportFailure::Aborted);
         } else {
             let timeout = Duration::from_millis(200);
             let hasty = write(timeout);
             assert_eq!(failure(hasty.wait()), TransportFailure::Timeout);
-            assert!((timeout..timeout * 5).contains(&start.elapsed()));
+            assert!((timeout..timeout + soon()).contains(&start.elapsed()));
             assert_eq!(failure(patient.wait()), TransportFailure::Broken);
             assert_eq!(failure(write(LONG).wait()), TransportFailure::Broken);
             assert_eq!(failure(a.wait_for_write(LONG)), TransportFailure::Broken);

@@ -41,6 +41,13 @@ fn kinds() -> Vec<Kind> {
     kinds
 }
 
+/// Returns a time that is short for a person, and long for this machine. The virtual machine of
+/// `.ci/rdma-vm` is slow.
+fn soon() -> Duration {
+    let is_virtual = env::var_os("FUSEWIRE_TEST_RDMA").is_some();
+    Duration::from_secs(if is_virtual { 15 } else { 2 })
+}
+
 fn transport(kind: Kind) -> Transport {
     match kind {
         Kind::Tcp => Transport::new(Tcp::local()),

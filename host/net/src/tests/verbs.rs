@@ -202,7 +202,7 @@ fn a_write_that_timed_out_on_a_cut_cable_does_not_land_later() {
     let start = Instant::now();
     let result = write(100_000, Duration::from_millis(100));
     assert_eq!(failure(result), TransportFailure::Timeout);
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < soon());
     drop(cable);
     thread::sleep(Duration::from_millis(500));
     assert_eq!(contents(&target)[8..], [0; 99_992]);
@@ -224,8 +224,8 @@ fn more_notifications_than_the_receive_queue_holds_wait_for_the_receiver() {
     write(LONG).wait().unwrap();
     peer.signal(libc::SIGSTOP);
     let pending: Vec<_> = (0..600).map(|_| write(LONG)).collect();
-    thread::sleep(Duration::from_millis(300));
-    assert!(pending[0].is_done() && !pending[599].is_done());
+    pending[0].wait().unwrap();
+    assert!(!pending[599].is_done());
     peer.signal(libc::SIGCONT);
     for write in pending {
         write.wait().unwrap();
@@ -250,10 +250,7 @@ fn a_suspended_peer_that_knows_dropped_memory_loses_its_connection() {
     let start = Instant::now();
     drop(memory);
     let time = start.elapsed();
-    assert!(
-        (Duration::from_millis(900)..Duration::from_secs(3)).contains(&time),
-        "{time:?}"
-    );
+    assert!(time >= Duration::from_millis(900), "{time:?}");
     // The connection is destroyed, because the peer could still have posted requests.
     let error = side.wait_for_write(LONG).unwrap_err().to_string();
     assert!(error.contains("did not confirm"), "{error}");
