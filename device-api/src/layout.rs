@@ -247,13 +247,18 @@ pub struct NetContext {
     pub results: u64,
     /// Results of a block: at least the number of its lanes.
     pub lanes: u64,
+    /// On a CPU, the address of an `unsafe extern "C" fn(agent: u64)` by which waiting lanes let
+    /// the agent execute requests, or 0. Any number of threads may call it at the same time.
+    pub drive: u64,
+    /// Argument of that function.
+    pub agent: u64,
 }
 
 /// An entry of the ring of requests.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub struct NetEntry {
-    /// State, then the words of a [`crate::net::Request`].
+    /// The words of a [`crate::net::Request`], and unused ones.
     pub words: [u64; 8],
 }
 

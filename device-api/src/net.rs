@@ -19,8 +19,15 @@
 //! - **after having acquired** a count of completed requests above n - depth,
 //! - **released by** the agent, after it has executed all requests below that count.
 //!
-//! An entry is valid for the agent once its state is n + 1, which the lane stores last. The agent
-//! needs nothing else from the device.
+//! Bit 63 of every word of an entry is the lap bit: 1 in the first lap of the ring (n < depth), 0
+//! in the second, and so on. The agent takes an entry when all its words have the lap bit of n, so
+//! the words may become visible in any order, and a GPU needs no fence between them. The lane
+//! releases its block's data by one fence before the words; the agent acquires it after them. A lap
+//! bit is unambiguous: an entry of lap k is complete before the agent counts it as executed, and
+//! only then overwritten by lap k + 1.
+//!
+//! On a CPU, the agent may provide a function that executes requests ([`NetContext::drive`]).
+//! Waiting lanes call it, so that requests and answers need no change of threads.
 //!
 //! # Results
 //! An update of a cell fetches the value before it. Each lane has one result: a value, and a tag
@@ -114,8 +121,17 @@ pub struct Request {
     pub after: u64,
 }
 
+/// Words of an entry: the head, and five words of which the head holds bit 63.
+const WORDS: usize = 6;
+/// Bit 63 of each word: the lap bit.
+const LAP: u64 = 1 << 63;
+/// Position in the head of the bits 63 of the other words.
+const TOPS_AT: usize = 56;
+
 impl Request {
-    fn words(self) -> [u64; 6] {
+    /// Encodes the request in words whose bit 63 is 0. The head consists of the action in bits 0 to
+    /// 7, the block in bits 8 to 31, the peer in bits 32 to 55, and the bits 63 of the other words.
+    fn words(self) -> [u64; WORDS] {
         let head = u64::from(self.peer) << 32 | u64::from(self.block) << 8 | self.action as u64;
         let (value, bytes) = match self.action {
             Action::Put | Action::Get => ([self.local.0, 0], self.bytes),
@@ -124,10 +140,21 @@ impl Request {
             Action::FetchAdd | Action::CompareSwap => (self.value, self.local.0),
         };
         let [low, high] = value;
-        [head, self.remote.0, low, high, bytes, self.after]
+        let mut words = [head, self.remote.0, low, high, bytes, self.after];
+        let mut index = 1;
+        while index < WORDS {
+            words[0] |= (words[index] >> 63) << (TOPS_AT + index);
+            words[index] &= !LAP;
+            index += 1;
+        }
+        words
     }
 
-    fn from_words(words: [u64; 6]) -> Option<Self> {
+    /// Decodes words whose bit 63 is ignored.
+    fn from_words(mut words: [u64; WORDS]) -> Option<Self> {
+        for index in 1..WORDS {
+            words[index] = words[index] & !LAP | (words[0] >> (TOPS_AT + index) & 1) << 63;
+        }
         let [head, remote, low, high, bytes, after] = words;
         let action = Action::from_code(head as u8)?;
         let (local, value, bytes) = match action {
@@ -138,7 +165,7 @@ impl Request {
         Some(Self {
             action,
             block: (head >> 8) as u32 & 0xff_ffff,
-            peer: (head >> 32) as u32,
+            peer: (head >> 32) as u32 & 0xff_ffff,
             remote: WindowAddr(remote),
             local,
             value,
@@ -214,6 +241,29 @@ impl Requests {
         self.context.counters as *mut NetCounters
     }
 
+    /// Returns the lap bit of request `number`.
+    const fn lap(&self, number: u64) -> u64 {
+        match number & self.context.depth {
+            0 => LAP,
+            _ => 0,
+        }
+    }
+
+    /// Lets the agent execute requests on this thread, if it can. Called by lanes that wait.
+    #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+    #[inline(always)]
+    pub(crate) fn drive(&self) {
+        if self.context.drive == 0 {
+            return;
+        }
+        let drive = self.context.drive as usize as *const ();
+        // SAFETY: the context is live, and a value that is not 0 is the address of such a function.
+        unsafe {
+            let drive = core::mem::transmute::<*const (), unsafe extern "C" fn(u64)>(drive);
+            drive(self.context.agent);
+        }
+    }
+
     fn entry(&self, number: u64) -> *mut u64 {
         let index = number & (self.context.depth - 1);
         (self.context.entries as *mut NetEntry)
@@ -242,12 +292,12 @@ impl Requests {
             if number >= completed + depth {
                 return Err(completed);
             }
-            // SAFETY: the number is this lane's, and the entry's last request has been executed.
-            unsafe {
-                for (index, word) in (1..).zip(request.words()) {
-                    mem::store_u64(entry.add(index), word, Order::Relaxed, Scope::System);
-                }
-                mem::store_u64(entry, number + 1, Order::Release, Scope::System);
+            mem::fence(Order::Release, Scope::System);
+            for (index, word) in request.words().into_iter().enumerate() {
+                let word = word | self.lap(number);
+                // SAFETY: the number is this lane's, the entry's last request has been executed,
+                // and an entry has more words than a request.
+                unsafe { mem::store_u64(entry.add(index), word, Order::Relaxed, Scope::System) };
             }
             Ok(())
         })?;
@@ -366,20 +416,23 @@ impl Requests {
         })
     }
 
-    /// Returns request `number`, or `None` if the device has not appended it yet. For the agent.
+    /// Returns request `number`, or `None` if the device has not appended it yet. For the agent,
+    /// which calls this for each number in order.
     ///
     /// # Errors
     /// The words of an entry that is not a request.
     pub fn take(&self, number: u64) -> Option<Result<Request, [u64; 6]>> {
-        let entry = self.entry(number);
-        // SAFETY: the entry is in the ring, and is only accessed atomically.
-        let words = unsafe {
-            if mem::load_u64(entry, Order::Acquire, Scope::System) != number + 1 {
+        let (entry, lap) = (self.entry(number), self.lap(number));
+        let mut words = [0; WORDS];
+        for (index, word) in words.iter_mut().enumerate() {
+            // SAFETY: the entry is in the ring, has more words than a request, and is only accessed
+            // atomically.
+            *word = unsafe { mem::load_u64(entry.add(index), Order::Relaxed, Scope::System) };
+            if *word & LAP != lap {
                 return None;
             }
-            [1, 2, 3, 4, 5, 6]
-                .map(|word| mem::load_u64(entry.add(word), Order::Relaxed, Scope::System))
-        };
+        }
+        mem::fence(Order::Acquire, Scope::System);
         Some(Request::from_words(words).ok_or(words))
     }
 
@@ -407,8 +460,8 @@ mod tests {
             remote: WindowAddr::new(1023, 1 << 40),
             local: WindowAddr::new(STAGING, 4096),
             value: [0; 2],
-            bytes: u64::MAX >> 16,
-            after: 0,
+            bytes: u64::MAX,
+            after: u64::MAX,
         };
         let signal = Request {
             action: Action::Signal,
@@ -431,7 +484,12 @@ mod tests {
             ..add
         };
         for request in [put, signal, add, swap] {
-            assert_eq!(Request::from_words(request.words()), Some(request));
+            let words = request.words();
+            assert!(words.iter().all(|word| word & LAP == 0), "{words:x?}");
+            for lap in [0, LAP] {
+                let words = words.map(|word| word | lap);
+                assert_eq!(Request::from_words(words), Some(request));
+            }
         }
         assert_eq!(Request::from_words([0; 6]), None);
         assert_eq!(Request::from_words([7, 0, 0, 0, 0, 0]), None);

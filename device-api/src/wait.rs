@@ -21,6 +21,8 @@ use crate::layout::{
     ABORT, BLOCKS_AT, BlockState, CommState, FailureKind, FailureRecord, LINE, Mirror, Progress,
 };
 use crate::mem::{self, Order, Scope};
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+use crate::net::Requests;
 use crate::shared_cache::Fault;
 
 pub use crate::context::WaitContext;
@@ -111,6 +113,10 @@ impl<T> Ended<T> {
 /// bounded waits. Then nothing is recorded, compared or refused, and a rank whose peer is gone
 /// waits forever.
 pub(crate) const BOUNDED: bool = !cfg!(fusewire_unbounded);
+
+/// Number of polls between two calls of the network's agent.
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+const POLLS_PER_DRIVE: u32 = 8;
 
 /// Time after which a stalled wait compares its progress with that of its peers.
 const COMPARE_NS: u64 = 50_000;
@@ -318,6 +324,12 @@ impl WaitContext {
                     true => Ended::Dead,
                     false => Ended::Late,
                 };
+            }
+            #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+            if polls % POLLS_PER_DRIVE == 0
+                && let Some(requests) = Requests::of(&self.comm)
+            {
+                requests.drive();
             }
             polls += 1;
             if polls < spins || !BOUNDED {

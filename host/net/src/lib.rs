@@ -69,6 +69,7 @@ mod interface;
 mod key;
 mod link;
 mod memory;
+pub mod mesh;
 mod pending;
 mod provider;
 mod providers;

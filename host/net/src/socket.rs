@@ -46,6 +46,11 @@ impl Socket {
         (process != 0).then_some(process)
     }
 
+    /// Returns the error of a connection attempt, if there is one.
+    pub(super) fn take_error(&self) -> io::Result<()> {
+        SockRef::from(&self.0).take_error()?.map_or(Ok(()), Err)
+    }
+
     /// Resets the connection: unsent data is dropped, and the peer gets an error at once.
     pub(super) fn reset(self) {
         // If this call fails, the close is orderly. The peer treats an orderly close like a reset.
@@ -80,23 +85,34 @@ impl Socket {
         body: *const u8,
         len: usize,
     ) -> io::Result<Option<usize>> {
-        let parts = [
-            libc::iovec {
-                iov_base: head.as_ptr().cast_mut().cast(),
-                iov_len: head.len(),
-            },
-            libc::iovec {
-                iov_base: body.cast_mut().cast(),
-                iov_len: len,
-            },
-        ];
+        // SAFETY: `head` is readable, and the caller guarantees the same of `body`.
+        unsafe { self.send_parts(&[(head.as_ptr(), head.len()), (body, len)]) }
+    }
+
+    /// Sends as many bytes of the parts as the system accepts, in order. A part is an address and a
+    /// length. There are at most 32 parts.
+    ///
+    /// # Safety
+    /// The parts must be valid for reads.
+    pub(super) unsafe fn send_parts(
+        &self,
+        parts: &[(*const u8, usize)],
+    ) -> io::Result<Option<usize>> {
+        let mut vectors = [libc::iovec {
+            iov_base: core::ptr::null_mut(),
+            iov_len: 0,
+        }; 32];
+        for (vector, (start, len)) in vectors.iter_mut().zip(parts) {
+            vector.iov_base = start.cast_mut().cast();
+            vector.iov_len = *len;
+        }
         // SAFETY: a message header in which all bytes are zero is valid.
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-        message.msg_iov = parts.as_ptr().cast_mut();
-        message.msg_iovlen = parts.len() as _;
+        message.msg_iov = vectors.as_mut_ptr();
+        message.msg_iovlen = parts.len().min(vectors.len()) as _;
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the message refers to `head` and to `len` bytes at `body`, which the caller
-        // guarantees to be readable. `sendmsg` only reads these bytes.
+        // SAFETY: the message refers to the parts, which the caller guarantees to be readable.
+        // `sendmsg` only reads these bytes.
         counted(unsafe { libc::sendmsg(self.raw(), &message, flags) })
     }
 }

@@ -71,6 +71,8 @@ impl TestNetwork {
             staging_bytes: STAGING_BYTES as u64,
             results: results.cast::<u8>() as u64,
             lanes: u64::from(lanes),
+            drive: 0,
+            agent: 0,
         };
         Self {
             context: Box::into_raw(Box::new(context)),

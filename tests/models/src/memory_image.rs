@@ -314,6 +314,8 @@ impl MemoryImage {
             staging_bytes: STAGING_BYTES as u64,
             results: at.wrapping_add(RESULTS_AT) as u64,
             lanes: u64::from(self.config.lanes),
+            drive: 0,
+            agent: 0,
         }
     }
 
