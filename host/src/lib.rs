@@ -74,7 +74,7 @@ pub use self::device::{Device, isa};
 pub use self::error::{Activity, EndReason, Error, Failure, Result};
 pub use self::gpu::driver::StreamPriority;
 pub use self::gpus::open as open_gpu;
-pub use self::options::{CallOptions, Determinism, Options, ReduceOp};
+pub use self::options::{CallOptions, Determinism, InterHost, Options, ReduceOp};
 pub use self::plan::Plan;
 pub use self::stream::{Event, Graph, GraphExec, Stream, Ticket};
 pub use self::tensor::{Input, Output, Tensor};

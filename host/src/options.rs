@@ -12,6 +12,7 @@ use fusewire_device::element::ReductionCode;
 
 use self::testing::TestOptions;
 use crate::algorithm::Algorithm;
+use crate::device::Device;
 use crate::store::Store;
 use crate::{Error, Result};
 
@@ -170,6 +171,32 @@ impl Determinism {
     }
 }
 
+/// Connection of ranks on different hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum InterHost {
+    /// [`InterHost::Proxy`] for ranks on the CPU, [`InterHost::Gloo`] for ranks on GPUs.
+    #[default]
+    Auto,
+    /// Kernels reach ranks on other hosts by requests, which a proxy in each process sends over
+    /// TCP. For ranks on the CPU.
+    Proxy,
+    /// Kernels run within each host, and Gloo connects the hosts. Whole collectives only. Needs the
+    /// feature `gloo`.
+    Gloo,
+}
+
+impl InterHost {
+    /// Returns true if Gloo connects the hosts of ranks on `device`.
+    pub(crate) fn is_gloo(self, device: Device) -> bool {
+        match self {
+            Self::Auto => device.is_gpu(),
+            Self::Proxy => false,
+            Self::Gloo => true,
+        }
+    }
+}
+
 /// Least timeout of the rendezvous, unless [`Options::bootstrap_timeout`] is set.
 const LEAST_BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -275,6 +302,8 @@ pub struct Options {
     pub threads: u32,
     /// Guarantee about the bits of the results of reductions. Agreed.
     pub determinism: Determinism,
+    /// Connection of ranks on different hosts. Agreed.
+    pub inter_host: InterHost,
     /// If true, a watchdog ends the process after the communicator has failed. The watchdog first
     /// writes the failure and the flight record. Default: `TORCHCOMM_ABORT_ON_ERROR` if it is set.
     /// Otherwise true for [`crate::new_comm`], as in torchcomms, and false for
@@ -324,7 +353,8 @@ impl Options {
     }
 
     /// Names of the known hints: `algorithm`, `staging_bytes`, `packet_slot_bytes`,
-    /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), `library_path`
+    /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), `inter_host`
+    /// (`auto`, `proxy` or `gloo`), `library_path`
     /// (path of the library that backend `nccl`, `ncclx`, `rccl` or `rcclx` loads),
     /// `is_high_priority_stream` (`high_priority_stream`), and `max_event_pool_size`, which has no
     /// effect, because the streams of this library reuse their events.
@@ -338,6 +368,7 @@ impl Options {
         "channel_slot_bytes",
         "channel_depth",
         "determinism",
+        "inter_host",
         "library_path",
         "is_high_priority_stream",
         "max_event_pool_size",
@@ -378,6 +409,14 @@ impl Options {
                         "bitwise" => Determinism::Bitwise,
                         "any" => Determinism::Any,
                         _ => return Err(wrong("neither bitwise nor any")),
+                    };
+                }
+                "inter_host" => {
+                    self.inter_host = match value.as_str() {
+                        "auto" => InterHost::Auto,
+                        "proxy" => InterHost::Proxy,
+                        "gloo" => InterHost::Gloo,
+                        _ => return Err(wrong("neither auto nor proxy nor gloo")),
                     };
                 }
                 "max_event_pool_size" => drop(number()?),
@@ -479,6 +518,13 @@ impl Options {
     #[must_use]
     pub fn threads(mut self, threads: u32) -> Self {
         self.threads = threads;
+        self
+    }
+
+    /// Sets the connection of ranks on different hosts ([`field@Options::inter_host`]).
+    #[must_use]
+    pub fn inter_host(mut self, inter_host: InterHost) -> Self {
+        self.inter_host = inter_host;
         self
     }
 
@@ -649,6 +695,7 @@ impl Default for Options {
             large_blocks: 0,
             threads: 0,
             determinism: Determinism::Bitwise,
+            inter_host: InterHost::Auto,
             abort_process_on_timeout_or_error: flag("TORCHCOMM_ABORT_ON_ERROR"),
             enable_reconfigure: false,
             high_priority_stream: false,

@@ -50,6 +50,9 @@ pub struct Setup {
     /// If not 0, the number of ranks of the teams that a network for tests connects. Only for ranks
     /// that are threads.
     pub team: u32,
+    /// Number of successive ranks that count as one host, or 0 if all ranks are on one host. Hosts
+    /// are connected by TCP.
+    pub hosts: u32,
 }
 
 impl Setup {
@@ -66,6 +69,7 @@ impl Setup {
             staging: (u64::from(ranks) * 512).max(16 << 10),
             first_epoch: 0,
             team: 0,
+            hosts: 0,
         }
     }
 
@@ -89,6 +93,9 @@ impl Setup {
                 team: self.team,
                 seed: u64::from(self.ranks),
             });
+        }
+        if self.hosts > 0 {
+            options.testing.ranks_per_host = Some(self.hosts);
         }
         if !backends::is_bitwise(self.backend) || self.algorithm == Algorithm::Nvls {
             options.determinism = Determinism::Any;
@@ -168,6 +175,7 @@ impl Setup {
             staging: staging.parse().ok()?,
             first_epoch: first_epoch.parse().ok()?,
             team: 0,
+            hosts: 0,
         })
     }
 }

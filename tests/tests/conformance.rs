@@ -123,9 +123,16 @@ fn over_a_network() {
         (4, 2, 32, 1, CallMode::Blocking),
         (2, 1, 64, 2, CallMode::Graph),
     ];
-    for (ranks, team, lanes, blocks, mode) in shapes {
+    let by = |hosts: bool| move |shape: (u32, u32, u32, u32, CallMode)| (hosts, shape);
+    let all = shapes.map(by(false)).into_iter().chain(shapes.map(by(true)));
+    for (hosts, (ranks, team, lanes, blocks, mode)) in all {
+        let [team, hosts] = match hosts {
+            false => [team, 0],
+            true => [0, team],
+        };
         let setup = Setup {
             team,
+            hosts,
             lanes,
             blocks,
             mode,

@@ -306,6 +306,11 @@ impl Mesh {
         Ok(number)
     }
 
+    /// Opens an endpoint with this number, which must be random.
+    pub fn open_as(&mut self, number: u64, endpoint: Arc<dyn Endpoint>) {
+        self.endpoints.insert(number, endpoint);
+    }
+
     /// Closes an endpoint: its memory is no longer accessed, requests of it that have not been sent
     /// are dropped, and requests for it have no effect. Its notices are still sent.
     pub fn close(&mut self, endpoint: u64) {

@@ -114,8 +114,8 @@ impl CommConfig {
             inode: 0,
             start_time: 0,
         });
-        let (elsewhere, _) = rendezvous.gather(&agreed, &nothing, &Locality::on_host(&host))?;
-        let reach = elsewhere.map_or(Reach::Host, |_| Reach::Network);
+        let gathered = rendezvous.gather(&agreed, &nothing, &Locality::on_host(&host))?;
+        let reach = gathered.elsewhere.map_or(Reach::Host, |_| Reach::Network);
         let made = make(reach)?;
         rendezvous.end("made", &agreed, &host, &[])?;
         Ok((made, reach))

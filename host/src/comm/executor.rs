@@ -9,7 +9,7 @@ use fusewire_device::layout::{CommConst, Mirror};
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::native::Isa;
 
-use super::network::TestNetwork;
+use super::network::Network;
 use super::on_gpu::OnGpu;
 use super::words::{ABORT_AT, FAILURE_AT};
 use crate::backend::{Backend, Reach};
@@ -22,10 +22,11 @@ pub(super) struct Executor {
     pub(super) isa: Isa,
     pub(super) constants: Box<CommConst>,
     pub(super) workspace: Memory,
-    pub(super) workspaces: Vec<Memory>,
+    /// Workspaces by rank; `None` for ranks of other processes that only a network reaches.
+    pub(super) workspaces: Vec<Option<Memory>>,
     /// Addresses of the workspaces, for kernels ([`CommConst::workspaces`]).
     pub(super) _addresses: Box<[u64]>,
-    pub(super) network: Option<TestNetwork>,
+    pub(super) network: Option<Network>,
     /// State for kernels on a GPU; `None` on the CPU.
     pub(super) on_gpu: Option<OnGpu>,
     /// Library that executes the operations; `None` for Fusewire's kernels.
@@ -86,8 +87,10 @@ impl Executor {
     /// workspace.
     pub(super) fn view(&self, rank: u32) -> (&Memory, u64, u64) {
         let layout = &self.constants.workspace;
-        if self.reaches(rank) {
-            return (&self.workspaces[rank as usize], layout.progress, FAILURE_AT);
+        if self.reaches(rank)
+            && let Some(workspace) = &self.workspaces[rank as usize]
+        {
+            return (workspace, layout.progress, FAILURE_AT);
         }
         let mirror = layout.mirrors + u64::from(rank) * size_of::<Mirror>() as u64;
         let failure = mirror + offset_of!(Mirror, failure) as u64;

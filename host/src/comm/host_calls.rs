@@ -13,7 +13,8 @@ use core::cell::RefCell;
 use fusewire_device::layout::MAX_WINDOWS;
 
 use super::rendezvous::{Rendezvous, Watched};
-use super::windows::{ReservedWindow, WindowPart};
+use super::network::Network;
+use super::windows::{ReservedWindow, WindowPart, WindowParts};
 use super::{Communicator, Inner};
 use crate::memory::{Memory, MemoryDescriptor};
 use crate::{Error, Result};
@@ -149,11 +150,12 @@ impl<'a> HostCall<'a> {
         // A rank that has failed takes part in the exchanges of multicast objects.
         for (at, bytes) in bytes.iter().enumerate() {
             let parts = shared.as_ref().map(|shared| &shared[at]);
-            let own = parts.map(|parts| &parts[comm.rank() as usize]);
-            let multicast = self.multicast(at, own.ok());
+            let own = parts.map(|parts| parts[comm.rank() as usize].as_ref());
+            let multicast = self.multicast(at, own.ok().flatten());
             let reserved = multicast.and_then(|multicast| {
                 let parts = parts.map_err(Clone::clone)?.clone();
-                let coarse = comm.is_coarse(&parts[comm.rank() as usize].0);
+                let own = parts[comm.rank() as usize].as_ref();
+                let coarse = own.is_some_and(|(memory, _)| comm.is_coarse(memory));
                 let address = multicast.as_ref().map_or(0, |multicast| multicast.address);
                 let window = windows.reserve(comm.rank(), parts, *bytes, address, coarse)?;
                 if let Some(multicast) = multicast {
@@ -171,7 +173,7 @@ impl<'a> HostCall<'a> {
 
     /// Publishes this rank's parts, or the reason why it has none, and maps the parts of all ranks.
     /// Returns the parts of all ranks for each window.
-    fn share(&self, own: Result<Vec<WindowPart>>, bytes: &[u64]) -> Result<Vec<Vec<WindowPart>>> {
+    fn share(&self, own: Result<Vec<WindowPart>>, bytes: &[u64]) -> Result<Vec<WindowParts>> {
         let own = own.and_then(|own| Ok((encode(&own)?, own)));
         let message = match &own {
             Ok((message, _)) => message.clone(),
@@ -196,7 +198,12 @@ impl<'a> HostCall<'a> {
             parts.iter().any(|(memory, _)| !memory.is_for_other_hosts())
         };
         let processes = &inner.group.processes;
-        if processes.iter().any(Option::is_none)
+        let network = inner.executor.network.as_ref();
+        let maps = |rank| {
+            inner.executor.reaches(rank) || network.is_none_or(Network::maps_all)
+        };
+        if network.is_none()
+            && processes.iter().any(Option::is_none)
             && let Some(rank) = described.iter().position(is_local)
         {
             return Err(inner.group.error(format!(
@@ -205,25 +212,28 @@ impl<'a> HostCall<'a> {
                  it with Communicator::alloc"
             )));
         }
-        let mut all: Vec<Vec<WindowPart>> = vec![Vec::new(); bytes.len()];
+        let mut all: Vec<WindowParts> = vec![Vec::new(); bytes.len()];
         for (rank, theirs) in (0..).zip(described) {
             for (at, (descriptor, offset)) in theirs.into_iter().enumerate() {
-                let memory = match rank == self.comm.rank() {
-                    true => own[at].0.clone(),
-                    false => Memory::open(self.comm.device(), &descriptor, rank)?,
-                };
                 let end = offset.checked_add(bytes[at]);
-                if end.is_none_or(|end| end > memory.bytes()) {
+                if end.is_none_or(|end| end > descriptor.bytes()) {
                     return Err(Error::PeerSegment {
                         rank,
                         detail: format!(
                             "its part of {} bytes at offset {offset} exceeds its memory of {}",
                             bytes[at],
-                            memory.bytes()
+                            descriptor.bytes()
                         ),
                     });
                 }
-                all[at].push((memory, offset));
+                let memory = match rank == self.comm.rank() {
+                    true => Some(own[at].0.clone()),
+                    false if maps(rank) => {
+                        Some(Memory::open(self.comm.device(), &descriptor, rank)?)
+                    }
+                    false => None,
+                };
+                all[at].push(memory.map(|memory| (memory, offset)));
             }
         }
         Ok(all)

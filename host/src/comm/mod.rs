@@ -122,7 +122,7 @@ pub struct Communicator {
 struct Inner {
     group: Group,
     executor: Executor,
-    windows: Windows,
+    windows: Arc<Windows>,
     observer: Observer,
     status: Status,
 }

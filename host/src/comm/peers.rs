@@ -18,7 +18,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 
-use fusewire_device::layout::CommState;
+use fusewire_device::layout::{CommState, WorkspaceLayout};
 
 use super::observe::Recorder;
 use super::{Inner, nanoseconds};
@@ -259,10 +259,16 @@ impl Inner {
             for (rank, workspace) in (0..).zip(&self.executor.workspaces) {
                 // The memory of a rank that has left may be gone, and it waits for nothing.
                 let is_peer = rank != self.group.rank && !self.is_marked(rank);
-                if is_peer && self.executor.reaches(rank) {
+                if let Some(workspace) = workspace
+                    && is_peer
+                    && self.executor.reaches(rank)
+                {
                     self.mark(workspace, self.group.rank);
                 }
             }
+        }
+        if let Some(network) = &self.executor.network {
+            network.leave();
         }
     }
 
@@ -294,15 +300,21 @@ impl Inner {
         static ON_GPU: Mutex<()> = Mutex::new(());
         let on_gpu = self.executor.on_gpu.as_ref();
         let _lock = on_gpu.map(|_| ON_GPU.lock().unwrap_or_else(PoisonError::into_inner));
-        let word = self.executor.constants.workspace.dead + u64::from(rank / 64) * 8;
-        let is_new = update(workspace, word, |seen| seen | 1 << (rank % 64));
-        // The count changes only after the bit is set.
-        if is_new {
-            update(workspace, offset_of!(CommState, dead) as u64, |dead| {
-                dead + 1
-            });
-        }
+        mark_dead(workspace, &self.executor.constants.workspace, rank);
     }
+}
+
+/// Marks `rank` as dead in a workspace. Returns false if it was marked before.
+pub(super) fn mark_dead(workspace: &Memory, layout: &WorkspaceLayout, rank: u32) -> bool {
+    let word = layout.dead + u64::from(rank / 64) * 8;
+    let is_new = update(workspace, word, |seen| seen | 1 << (rank % 64));
+    // The count changes only after the bit is set.
+    if is_new {
+        update(workspace, offset_of!(CommState, dead) as u64, |dead| {
+            dead + 1
+        });
+    }
+    is_new
 }
 
 /// Changes a word. Returns false if it has the new value already.

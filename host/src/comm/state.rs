@@ -211,6 +211,9 @@ impl Inner {
         if let Some(error) = self.status.failure.get() {
             return error.clone();
         }
+        if let Some(network) = &self.executor.network {
+            network.after_failure(self);
+        }
         let mut first = false;
         let error = self
             .status
@@ -239,7 +242,8 @@ impl Inner {
     /// On a GPU, the word that kernels wrote to host memory may differ from the words in device
     /// memory, which are authoritative.
     fn agreed_reporter(&self) -> Option<u32> {
-        let first = &self.executor.workspaces[self.executor.constants.team_first as usize];
+        let first = self.executor.workspaces[self.executor.constants.team_first as usize].as_ref();
+        let first = first.unwrap_or(&self.executor.workspace);
         // The host of the first rank may have stopped its own communicator earlier, for example by
         // `finalize`. Its word then names no record.
         [first, &self.executor.workspace]
@@ -277,7 +281,11 @@ impl Inner {
             Some(None) => true,
             None => false,
         };
-        if failure.kind == FailureKind::Dead && has_left {
+        let network = self.executor.network.as_ref();
+        let loss = network.and_then(|network| network.reason_of_loss(failure.rank));
+        if failure.kind == FailureKind::Dead && loss.is_some() {
+            failure.detail = loss;
+        } else if failure.kind == FailureKind::Dead && has_left {
             failure.detail = Some(format!(
                 "rank {} has left the communicator: it called finalize, or dropped its last \
                  handle, for example because its thread returned or panicked",
@@ -374,7 +382,7 @@ impl Inner {
         }
         let word = ABORT | u64::from(rank);
         // The first rank's word is written first: see `agreed_reporter`.
-        for workspace in &self.executor.workspaces {
+        for workspace in self.executor.workspaces.iter().flatten() {
             workspace.compare_exchange(ABORT_AT, 0, word);
         }
         if let Some(on_gpu) = &self.executor.on_gpu {
@@ -401,6 +409,9 @@ impl Inner {
         let first = self.status.failure.set(reason.clone()).is_ok();
         let word = ABORT | BY_HOST | u64::from(self.executor.constants.rank);
         self.executor.workspace.compare_exchange(ABORT_AT, 0, word);
+        if let Some(network) = &self.executor.network {
+            network.after_failure(self);
+        }
         if let Some(on_gpu) = &self.executor.on_gpu {
             on_gpu.set_abort_word(word);
         }
@@ -511,8 +522,10 @@ impl Drop for Inner {
                 false => tracing::warn!("{text}"),
             }
         }
-        if let Some(network) = &self.executor.network {
-            network.stop_others(self);
+        if let Some(network) = &self.executor.network
+            && self.executor.abort_word() != 0
+        {
+            network.after_failure(self);
         }
         if let Some(backend) = &self.executor.backend
             && !self.status.finalized.load(Ordering::Acquire)

@@ -89,9 +89,29 @@ pub(super) struct LocalRanks {
     pub(super) runs: Vec<(u32, u32)>,
     /// A rank on another host, and that host.
     pub(super) elsewhere: Option<(u32, String)>,
+    /// Number of ranks of a team ([`Topology::team`]), equal on all hosts.
+    pub(super) team: u32,
 }
 
 impl Topology {
+    /// Returns the largest number of which all multiples divide the ranks into teams of successive
+    /// ranks on one host. 1 if the ranks of no host follow each other in this way.
+    fn team(&self) -> u32 {
+        const fn divisor(a: u32, b: u32) -> u32 {
+            match b {
+                0 => a,
+                _ => divisor(b, a % b),
+            }
+        }
+        let all = self.last.as_ref().map_or(0, |(_, count)| *count);
+        if self.domain.is_some() || self.hosts.len() == 1 {
+            return all;
+        }
+        // A team may not contain the first rank of a run after its own first rank.
+        let runs = self.hosts.values().flatten();
+        runs.fold(all, |team, (first, _)| divisor(team, *first))
+    }
+
     /// Adds the next rank.
     pub(super) fn push(&mut self, locality: &Locality) {
         let host = locality.host.as_str();
@@ -123,11 +143,13 @@ impl Topology {
             .find(|(_, runs)| runs[0].0 == 0)
             .map(|(host, _)| (0, host.clone()));
         let all = self.last.as_ref().map_or(0, |(_, count)| *count);
+        let team = self.team();
         self.hosts.iter().map(move |(host, runs)| {
             if self.domain.is_some() {
                 let local_ranks = LocalRanks {
                     runs: vec![(0, all)],
                     elsewhere: None,
+                    team,
                 };
                 return (host.as_str(), local_ranks);
             }
@@ -140,6 +162,7 @@ impl Topology {
                     .filter(other)
                     .or(self.second.as_ref())
                     .cloned(),
+                team,
             };
             (host.as_str(), local_ranks)
         })
@@ -148,7 +171,8 @@ impl Topology {
 
 impl LocalRanks {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = (self.runs.len() as u32).to_le_bytes().to_vec();
+        let mut bytes = self.team.to_le_bytes().to_vec();
+        bytes.extend((self.runs.len() as u32).to_le_bytes());
         for (first, count) in &self.runs {
             bytes.extend(first.to_le_bytes());
             bytes.extend(count.to_le_bytes());
@@ -161,8 +185,12 @@ impl LocalRanks {
     }
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (count, mut rest) = bytes.split_first_chunk()?;
-        let mut local_ranks = Self::default();
+        let (team, rest) = bytes.split_first_chunk()?;
+        let (count, mut rest) = rest.split_first_chunk()?;
+        let mut local_ranks = Self {
+            team: u32::from_le_bytes(*team),
+            ..Self::default()
+        };
         for _ in 0..u32::from_le_bytes(*count) {
             let (first, after) = rest.split_first_chunk()?;
             let (count, after) = after.split_first_chunk()?;

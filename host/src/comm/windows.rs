@@ -7,7 +7,7 @@ use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use arrayvec::ArrayVec;
 use fusewire_device::comm::WindowAddr;
@@ -58,6 +58,13 @@ impl WindowNumbers<'_> {
 /// A rank's part of a window: memory, and the offset at which the part begins in it.
 pub(crate) type WindowPart = (Memory, u64);
 
+/// The parts of all ranks of a window; `None` for ranks of other processes that only a network
+/// reaches.
+pub(crate) type WindowParts = Vec<Option<WindowPart>>;
+
+/// Called with the number of a window that no kernel resolves any more, before its memory is freed.
+type OnEnd = Box<dyn Fn(usize) + Send + Sync>;
+
 /// The device's table of windows and the host's index of this rank's parts.
 pub(crate) struct Windows {
     /// Entries of [`WindowConst::stride`] bytes.
@@ -88,6 +95,7 @@ pub(crate) struct Windows {
     of_graphs: Mutex<Weak<EndedWindows>>,
     /// Ended windows that only graphs of other ranks may use.
     of_others: EndedWindows,
+    on_end: OnceLock<OnEnd>,
 }
 
 /// Memory of ended windows to which graphs may refer. A replay that has resolved the number of a
@@ -102,7 +110,7 @@ enum Slot {
     /// The number of a live window.
     Live {
         /// Every rank's part, mapped as long as the window lives.
-        parts: Vec<WindowPart>,
+        parts: WindowParts,
         /// False until the ranks have agreed on the window. No operation finds it before.
         is_listed: bool,
         /// Owner of this rank's part, if other code allocated the memory.
@@ -126,7 +134,7 @@ impl EndedWindows {
 }
 
 impl Slot {
-    fn parts(&self) -> Option<&Vec<WindowPart>> {
+    fn parts(&self) -> Option<&WindowParts> {
         match self {
             Self::Live { parts, .. } => Some(parts),
             _ => None,
@@ -188,6 +196,7 @@ impl Windows {
             slots: Mutex::default(),
             of_graphs: Mutex::default(),
             of_others: EndedWindows::default(),
+            on_end: OnceLock::new(),
         })
     }
 
@@ -222,10 +231,15 @@ impl Windows {
             .count()
     }
 
-    /// Adds a window to which rank r contributes all of `parts[r]`.
-    pub(crate) fn add(&self, rank: u32, parts: Vec<Memory>) -> Result<()> {
-        let bytes = parts[rank as usize].bytes();
-        let parts = parts.into_iter().map(|part| (part, 0)).collect();
+    /// Sets the function that is called with the number of a window that no kernel resolves any
+    /// more, before its memory is freed. Called once.
+    pub(crate) fn on_end(&self, on_end: impl Fn(usize) + Send + Sync + 'static) {
+        let _ = self.on_end.set(Box::new(on_end));
+    }
+
+    /// Adds a window of `bytes` bytes to which rank r contributes all of `parts[r]`.
+    pub(crate) fn add(&self, rank: u32, parts: Vec<Option<Memory>>, bytes: u64) -> Result<()> {
+        let parts = parts.into_iter().map(|part| Some((part?, 0))).collect();
         self.list(&self.reserve(rank, parts, bytes, 0, false)?);
         Ok(())
     }
@@ -246,7 +260,7 @@ impl Windows {
     pub(crate) fn reserve(
         &self,
         rank: u32,
-        parts: Vec<WindowPart>,
+        parts: WindowParts,
         bytes: u64,
         multicast: u64,
         coarse: bool,
@@ -255,7 +269,11 @@ impl Windows {
         // All ranks create and remove windows in the same order, so they choose the same number.
         let free = all.iter().position(|slot| matches!(slot, Slot::Free));
         let id = free.unwrap_or(all.len());
-        let address = |(memory, offset): &WindowPart| memory.ptr() as u64 + offset;
+        // The ranks of the team have parts.
+        let address = |part: &Option<WindowPart>| {
+            let part = part.as_ref();
+            part.map_or(0, |(memory, offset)| memory.ptr() as u64 + offset)
+        };
         let entry = self.entry(id);
         let header = size_of::<WindowConst>() / 8;
         let team = &parts[self.team.start as usize..self.team.end as usize];
@@ -471,6 +489,9 @@ impl Windows {
                 .fetch_sub(usize::from(multicast == 0), Ordering::AcqRel);
         }
         drop(all);
+        if let Some(on_end) = self.on_end.get() {
+            on_end(id);
+        }
         let multicast = self
             .multicasts
             .lock()
@@ -515,7 +536,7 @@ impl Windows {
     pub(crate) fn range(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<*mut u8> {
         let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let id = addr.window() as usize;
-        let (memory, start) = all.get(id)?.parts()?.get(rank as usize)?;
+        let (memory, start) = all.get(id)?.parts()?.get(rank as usize)?.as_ref()?;
         // SAFETY: entries are only written under the lock.
         let size = unsafe { (&raw const (*self.entry(id)).bytes).read() };
         let (offset, start) = (addr.offset(), *start + addr.offset());
@@ -526,7 +547,7 @@ impl Windows {
     /// Returns the part of `rank` in window `id`, while the window lives.
     pub(crate) fn part(&self, id: usize, rank: u32) -> Option<WindowPart> {
         let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(id)?.parts()?.get(rank as usize).cloned()
+        all.get(id)?.parts()?.get(rank as usize)?.clone()
     }
 
     /// Returns the window address of `bytes` bytes at `at`, or [`WindowAddr::NONE`].
@@ -585,7 +606,7 @@ mod tests {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
             let at = memory.ptr();
             let window = windows
-                .reserve(0, vec![(memory, 0)], 4096, 0, coarse)
+                .reserve(0, vec![Some((memory, 0))], 4096, 0, coarse)
                 .expect("a window");
             assert!(!windows.addr_of(at, 4096).is_some(), "not agreed on");
             windows.list(&window);
@@ -608,7 +629,7 @@ mod tests {
         let add = |multicast| {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
             let window = windows
-                .reserve(0, vec![(memory, 0)], 4096, multicast, false)
+                .reserve(0, vec![Some((memory, 0))], 4096, multicast, false)
                 .expect("a window");
             windows.list(&window);
             window.id
@@ -643,7 +664,7 @@ mod tests {
             let owner = Arc::new(());
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
             let at = memory.ptr();
-            let window = windows.reserve(0, vec![(memory, 0)], 4096, 0, false);
+            let window = windows.reserve(0, vec![Some((memory, 0))], 4096, 0, false);
             let window = window.expect("a window");
             windows.list(&window);
             windows.keep_owner(window.id, Arc::clone(&owner) as _);
@@ -677,7 +698,7 @@ mod tests {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
             let at = memory.ptr();
             let window = windows
-                .reserve(0, vec![(memory, 0)], 4096, 1 << 40, false)
+                .reserve(0, vec![Some((memory, 0))], 4096, 1 << 40, false)
                 .expect("a window");
             (window, at)
         };

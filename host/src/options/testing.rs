@@ -19,6 +19,9 @@ pub struct TestOptions {
     pub grid_mode: GridMode,
     /// Network that connects the ranks on the CPU. Agreed.
     pub network: Option<TestNetwork>,
+    /// Number of successive ranks that count as one host, also if they are on the same one. Hosts
+    /// are connected as real ones are. Agreed.
+    pub ranks_per_host: Option<u32>,
     /// Treats GPU memory that other code allocated as coarse-grained, as it is on AMD GPUs.
     pub coarse_memory: bool,
 }
@@ -32,6 +35,7 @@ impl Default for TestOptions {
             first_epoch: 0,
             grid_mode: GridMode::Separate,
             network: None,
+            ranks_per_host: None,
             coarse_memory: false,
         }
     }

@@ -13,7 +13,7 @@ use crate::comm::config::CommConfig;
 use crate::comm::executor::Executor;
 use crate::comm::group::Group;
 use crate::comm::group::random;
-use crate::comm::network::{self, TestNetwork};
+use crate::comm::network::{Attached, Network, Proxy, RemoteRank, TestNetwork};
 use crate::comm::observe::{Observer, Recorder};
 use crate::comm::on_gpu::{OnGpu, SharedGpu};
 use crate::comm::state::Status;
@@ -31,23 +31,35 @@ use crate::{Error, Result};
 const GPU_SPINS: u32 = 1000;
 
 /// Parts of a communicator.
-pub(super) struct Parts {
+pub(in crate::comm) struct Parts {
     /// Rank and size in the constants of kernels.
-    pub(super) rank_and_size: (u32, u32),
-    pub(super) layout: WorkspaceLayout,
+    pub(in crate::comm) rank_and_size: (u32, u32),
+    pub(in crate::comm) layout: WorkspaceLayout,
     /// Grid that combines the launches of all ranks, if they share one.
-    pub(super) grid: Option<Arc<MultiRankGrid>>,
-    pub(super) oversubscribed: bool,
-    pub(super) workspaces: Vec<Memory>,
+    pub(in crate::comm) grid: Option<Arc<MultiRankGrid>>,
+    pub(in crate::comm) oversubscribed: bool,
+    pub(in crate::comm) workspaces: Vec<Option<Memory>>,
     /// Id and start time of each rank's process; `None` for a process on another host.
-    pub(super) processes: Vec<Option<(u32, u64)>>,
+    pub(in crate::comm) processes: Vec<Option<(u32, u64)>>,
     /// Maximum numbers of blocks of a launch and of a large one.
-    pub(super) blocks: (u32, u32),
+    pub(in crate::comm) blocks: (u32, u32),
     /// The ranks that share this rank's GPU, if Fusewire's kernels run on it.
-    pub(super) shared: Option<SharedGpu>,
+    pub(in crate::comm) shared: Option<SharedGpu>,
     /// Set if windows can have multicast addresses.
-    pub(super) multicast: bool,
-    pub(super) backend: Option<Arc<dyn Backend>>,
+    pub(in crate::comm) multicast: bool,
+    pub(in crate::comm) backend: Option<Arc<dyn Backend>>,
+    /// Number of successive ranks that reach each other's memory.
+    pub(in crate::comm) team: u32,
+    /// Connections to the other ranks, if there are any.
+    pub(in crate::comm) network: Option<NetworkParts>,
+}
+
+/// How a rank reaches ranks of other processes by the network.
+pub(in crate::comm) struct NetworkParts {
+    pub(in crate::comm) proxy: Arc<Proxy>,
+    /// Number of this rank's endpoint.
+    pub(in crate::comm) endpoint: u64,
+    pub(in crate::comm) remotes: Vec<RemoteRank>,
 }
 
 impl Communicator {
@@ -82,17 +94,22 @@ impl Communicator {
             shared,
             multicast,
             backend,
+            team: members,
+            network: by_network,
         } = parts;
         let requested_blocks = options.block_limits();
         (options.blocks, options.large_blocks) = blocks;
         let workspace = workspaces[team_rank as usize].clone();
+        let workspace = workspace.ok_or_else(|| Error::Bootstrap {
+            detail: "this rank has no workspace".to_owned(),
+        })?;
         let gpu = workspace.gpu().cloned();
         // Falls back to a hash of address and time if the system provides no random numbers.
         let identity = random().unwrap_or_else(|_| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             digest::of_words(&[
                 u64::from(std::process::id()),
-                workspaces[0].ptr() as u64,
+                workspace.ptr() as u64,
                 now.map_or(0, |now| now.as_nanos() as u64),
             ])
         });
@@ -102,19 +119,20 @@ impl Communicator {
                 detail: "the network for tests connects ranks on the CPU".to_owned(),
             });
         }
-        let network = options
-            .testing
-            .network
-            .map(|_| TestNetwork::new(options.blocks, options.testing.lanes));
-        let members = options.team(team_size);
+        let test_network = options.testing.network.map(|_| {
+            let network = TestNetwork::new(options.blocks, options.testing.lanes);
+            Network::Test(network)
+        });
         let team_first = team_rank / members * members;
         let windows = Windows::new(gpu.as_ref(), team_first..team_first + members, multicast)?;
-        windows.add(team_rank, workspaces.clone())?;
+        let windows = Arc::new(windows);
+        windows.add(team_rank, workspaces.clone(), workspace.bytes())?;
         let on_gpu = gpu
             .map(|gpu| OnGpu::new(gpu, options.threads, grid, shared))
             .transpose()?;
         let team = &workspaces[team_first as usize..][..members as usize];
-        let addresses = team.iter().map(|workspace| workspace.ptr() as u64);
+        let addresses = team.iter().flatten();
+        let addresses = addresses.map(|workspace| workspace.ptr() as u64);
         let addresses: Box<[u64]> = addresses.collect();
         let mut near = [0; NEAR_RANKS];
         for (near, address) in near.iter_mut().zip(&addresses) {
@@ -137,7 +155,7 @@ impl Communicator {
             max_blocks: options.large_blocks,
             spins: options.testing.spins.unwrap_or(if on_gpu.is_some() {
                 GPU_SPINS
-            } else if team_size <= cores() && options.testing.lanes == 1 {
+            } else if members <= cores() && options.testing.lanes == 1 {
                 4_000
             } else {
                 1
@@ -147,13 +165,20 @@ impl Communicator {
             timeout_ns: nanoseconds(options.timeout),
             windows: windows.table(),
             state: workspace.ptr() as u64,
-            contexts: network.as_ref().map_or(0, TestNetwork::context),
+            contexts: 0,
             workspace: layout,
             host_word: on_gpu.as_ref().map_or(0, OnGpu::host_word),
             window_stride: windows.stride(),
             workspaces: table,
             near,
         });
+        let network = by_network.map(|parts| {
+            let grid = (options.large_blocks.max(options.blocks), options.testing.lanes);
+            let workspace = workspace.clone();
+            Network::Proxy(Attached::new(parts, &constants, grid, &windows, workspace))
+        });
+        let network = network.or(test_network);
+        constants.contexts = network.as_ref().map_or(0, Network::context);
         // SAFETY: the workspace reserves this memory for the constants, and no kernel runs yet.
         unsafe { workspace.write(CONSTANTS_AT, bytemuck::bytes_of(&*constants))? };
         if let Some(on_gpu) = &on_gpu {
@@ -169,7 +194,9 @@ impl Communicator {
         let stream = Stream::with_priority(device, priority)?;
         let memory_id = match &backend {
             // Ranks that are threads see each other's memory at the same addresses.
-            None => workspaces[0].ptr() as u64,
+            None => workspaces.first().and_then(Option::as_ref).map_or(constants.id, |first| {
+                first.ptr() as u64
+            }),
             Some(_) => constants.id,
         };
         let inner = Arc::new(Inner {
@@ -218,9 +245,7 @@ impl Communicator {
         inner.observer.hooks.join(&inner);
         Inner::watch(&inner);
         peers::watch(&inner);
-        if let Some(network) = inner.group.options.testing.network {
-            network::start(&inner, network.seed)?;
-        }
+        Network::start(&inner)?;
         Ok(Self {
             algorithm: inner.group.options.algorithm,
             inner,
@@ -232,7 +257,7 @@ impl Communicator {
     }
 }
 
-pub(super) fn cores() -> u32 {
+pub(in crate::comm) fn cores() -> u32 {
     // SAFETY: sysconf has no preconditions.
     let cores = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
     u32::try_from(cores).unwrap_or(1).max(1)

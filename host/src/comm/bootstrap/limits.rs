@@ -37,7 +37,7 @@ impl Options {
     pub fn workspace_bytes(&self, device: Device, size: u32) -> Result<u64> {
         let options = self.clone().resolved(device);
         validate("workspace", 0, size, &options)?;
-        Ok(super::workspace::layout(size, &options).bytes)
+        Ok(super::workspace::layout(size, options.team(size), &options).bytes)
     }
 
     /// Returns the options with the device's defaults in place of zeros.
@@ -97,6 +97,10 @@ pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Opti
     let team = options.team(size);
     if team == 0 || !size.is_multiple_of(team) {
         return refuse(format!("{size} ranks in teams of {team}"));
+    }
+    let of_host = options.testing.ranks_per_host.unwrap_or(size);
+    if of_host == 0 || of_host < size && !size.is_multiple_of(of_host) {
+        return refuse(format!("{size} ranks on hosts of {of_host}"));
     }
     let most = options.large_blocks;
     if options.blocks == 0 || most > 64 {
@@ -182,6 +186,8 @@ pub(in crate::comm) fn agreed_hash(size: u32, options: &Options) -> u64 {
         u64::from(testing.lanes),
         u64::from(testing.warp),
         u64::from(options.team(size)),
+        u64::from(testing.ranks_per_host.unwrap_or(0)),
+        options.inter_host as u64,
         testing.first_epoch,
         options.staging_bytes,
         options.packet_slot_bytes,

@@ -13,14 +13,15 @@ use fusewire_device::layout::WorkspaceLayout;
 pub(super) use self::environment::store_of_environment;
 pub(super) use self::limits::{agreed_hash, validate};
 
-use self::assemble::{Parts, cores};
-use self::workspace::{layout, write_state};
+pub(super) use self::assemble::{NetworkParts, Parts, cores};
+use self::workspace::write_state;
+pub(super) use self::workspace::layout;
 use super::Communicator;
 use super::config::CommConfig;
 use super::multi_rank_grid;
 use super::multicast;
 use super::observe::Hooks;
-use super::rendezvous::{PeerInfo, RankClaim, Rendezvous};
+use super::rendezvous::{Gathered, PeerInfo, RankClaim, Rendezvous};
 use super::topology::Locality;
 use crate::Result;
 use crate::backend::{Backend, Reach};
@@ -106,7 +107,8 @@ impl Communicator {
         } = &config;
         let (rank, size) = (*rank, *size);
         config.check_multi_rank_grid(None)?;
-        let layout = layout(size, options);
+        let team = options.team(size);
+        let layout = layout(size, team, options);
         let agreed = format!("workspace-{:016x}", agreed_hash(size, options));
         let rendezvous = config.rendezvous();
         let workspace = config
@@ -122,11 +124,23 @@ impl Communicator {
             },
             ..Locality::of(config.device)?
         };
-        let (elsewhere, infos) = rendezvous.gather(&agreed, &workspace.descriptor()?, &locality)?;
-        if let Some(elsewhere) = elsewhere {
-            config.check_multi_rank_grid_over(&elsewhere)?;
-            let here = infos.iter().map(|info| info.rank).collect();
-            return config.over_hosts(&agreed, here, &elsewhere);
+        let Gathered {
+            elsewhere,
+            team: of_hosts,
+            infos,
+        } = rendezvous.gather(&agreed, &workspace.descriptor()?, &locality)?;
+        let emulated = options.testing.ranks_per_host;
+        if let Some(elsewhere) = &elsewhere {
+            config.check_multi_rank_grid_over(elsewhere)?;
+            if options.inter_host.is_gloo(config.device) {
+                let here = infos.iter().map(|info| info.rank).collect();
+                return config.over_hosts(&agreed, here, elsewhere);
+            }
+        }
+        if elsewhere.is_some() || emulated.is_some() {
+            let team = emulated.unwrap_or(of_hosts);
+            let (team, here) = (team.min(size), infos.len() as u32);
+            return config.over_network(&agreed, &locality.host, team, here);
         }
         let process = |info: &PeerInfo| info.is_here.then(|| info.memory.process());
         let processes = infos.iter().map(process).collect();
@@ -164,15 +178,27 @@ impl Communicator {
             shared,
             multicast,
             backend: None,
+            team,
+            network: None,
         };
-        let timeout = rendezvous.timeout;
+        Self::assemble_and_end(config, parts, &agreed, &locality.host)
+    }
+
+    /// Assembles a communicator and ends its rendezvous.
+    pub(super) fn assemble_and_end(
+        config: CommConfig,
+        parts: Parts,
+        agreed: &str,
+        host: &str,
+    ) -> Result<Self> {
+        let timeout = config.rendezvous().timeout;
         let comm = Self::assemble(config, parts)?;
         let rendezvous = Rendezvous {
             timeout,
             ..comm.rendezvous(&comm.inner.group.prefix)
         };
         let keys = ["oversubscribed", multi_rank_grid::KEY];
-        rendezvous.end("mapped", &agreed, &locality.host, &keys)?;
+        rendezvous.end("mapped", agreed, host, &keys)?;
         Ok(comm)
     }
 
@@ -181,7 +207,7 @@ impl Communicator {
     pub(super) fn over(backend: Arc<dyn Backend>, mut config: CommConfig) -> Result<Self> {
         config.options = config.options.resolved(config.device);
         config.check_multi_rank_grid(Some(backend.name()))?;
-        let layout = layout(1, &config.options);
+        let layout = layout(1, 1, &config.options);
         let workspace = Memory::create(Device::Cpu, layout.bytes, "fusewire-workspace")?;
         write_state(&workspace, &layout, &config.options, config.generation)?;
         let parts = Parts {
@@ -189,12 +215,14 @@ impl Communicator {
             layout,
             grid: None,
             oversubscribed: false,
-            workspaces: vec![workspace],
+            workspaces: vec![Some(workspace)],
             processes: Vec::new(),
             blocks: config.options.block_limits(),
             shared: None,
             multicast: false,
             backend: Some(backend),
+            team: 1,
+            network: None,
         };
         Self::assemble(config, parts)
     }
@@ -202,7 +230,7 @@ impl Communicator {
 
 impl CommConfig {
     /// Creates this rank's workspace in the initial state.
-    fn new_workspace(&self, layout: &WorkspaceLayout) -> Result<Memory> {
+    pub(super) fn new_workspace(&self, layout: &WorkspaceLayout) -> Result<Memory> {
         if self.device.is_gpu() {
             // Loads kernels before any kernel can wait for another, because loading may wait for
             // the device.

@@ -9,10 +9,11 @@ use crate::Result;
 use crate::memory::Memory;
 use crate::options::Options;
 
-pub(super) fn layout(size: u32, options: &Options) -> WorkspaceLayout {
+/// Returns the layout of a rank of `size`, in teams of `team` ranks.
+pub(in crate::comm) fn layout(size: u32, team: u32, options: &Options) -> WorkspaceLayout {
     WorkspaceLayout::new(&WorkspaceConfig {
         size,
-        team: options.team(size),
+        team,
         max_blocks: options.large_blocks,
         blocks: options.blocks,
         packet_slot: options.packet_slot(size),

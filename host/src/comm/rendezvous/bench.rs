@@ -40,7 +40,9 @@ pub fn bench_rendezvous(
         inode: 1,
         start_time: 1,
     });
-    let (_, infos) = rendezvous.gather("workspace-bench", &own, &Locality::on_host(host))?;
+    let infos = rendezvous
+        .gather("workspace-bench", &own, &Locality::on_host(host))?
+        .infos;
     rendezvous.broadcast_bool("oversubscribed", true)?;
     rendezvous.end("mapped", "workspace-bench", host, &["oversubscribed"])?;
     Ok(infos.len())

@@ -22,7 +22,7 @@ use core::time::Duration;
 
 pub use self::bench::bench_rendezvous;
 pub(super) use self::claim::RankClaim;
-pub(super) use self::peer_info::PeerInfo;
+pub(super) use self::peer_info::{Gathered, PeerInfo};
 #[cfg(test)]
 pub(super) use self::waiting::set_duplicate_grace;
 pub(super) use self::watched::{Watched, WatchedMember};
@@ -50,14 +50,14 @@ impl Rendezvous<'_> {
         device: Device,
         own: Memory,
         infos: Vec<PeerInfo>,
-    ) -> Result<Vec<Memory>> {
+    ) -> Result<Vec<Option<Memory>>> {
         let mut all = Vec::with_capacity(self.size as usize);
         for info in infos {
-            all.push(if info.rank == self.rank {
+            all.push(Some(if info.rank == self.rank {
                 own.clone()
             } else {
                 Memory::open(device, &info.memory, info.rank)?
-            });
+            }));
         }
         Ok(all)
     }

@@ -23,17 +23,27 @@ pub(in crate::comm) struct PeerInfo {
     pub(in crate::comm) resident_blocks: u32,
 }
 
+/// What a rank learns of the others.
+#[derive(Debug)]
+pub(in crate::comm) struct Gathered {
+    /// A rank whose memory cannot be reached, and its host, if there is one.
+    pub(in crate::comm) elsewhere: Option<(u32, String)>,
+    /// Number of successive ranks that reach each other's memory: each multiple of it begins such a
+    /// team.
+    pub(in crate::comm) team: u32,
+    /// The peer info of the reachable ranks in rank order: the ranks of this host, or of all hosts
+    /// of its NVLink domain.
+    pub(in crate::comm) infos: Vec<PeerInfo>,
+}
+
 impl Rendezvous<'_> {
-    /// Publishes this rank's peer info. Returns a rank whose memory cannot be reached, if there is
-    /// one, and the peer info of the reachable ranks in rank order: the ranks of this host, or of
-    /// all hosts of its NVLink domain.
-    #[expect(clippy::type_complexity, reason = "one use")]
+    /// Publishes this rank's peer info, and returns what it learns of the others.
     pub(in crate::comm) fn gather(
         &self,
         what: &str,
         own: &MemoryDescriptor,
         locality: &Locality,
-    ) -> Result<(Option<(u32, String)>, Vec<PeerInfo>)> {
+    ) -> Result<Gathered> {
         let class = class(what);
         let descriptor = own.to_bytes();
         let mut info = self.size.to_le_bytes().to_vec();
@@ -98,7 +108,11 @@ impl Rendezvous<'_> {
                 info.rank
             )));
         }
-        Ok((local_ranks.elsewhere, infos))
+        Ok(Gathered {
+            elsewhere: local_ranks.elsewhere,
+            team: local_ranks.team,
+            infos,
+        })
     }
 
     /// Waits for all ranks, on rank 0, and publishes the outcome.

@@ -176,9 +176,8 @@ impl Communicator {
         windows.publish();
         self.keep_owner(ids[0], &tensor);
         let parts = ids.map(|id| {
-            (0..size)
-                .filter_map(|rank| self.inner.windows.part(id, rank))
-                .collect()
+            let parts = (0..size).map(|rank| self.inner.windows.part(id, rank));
+            parts.collect()
         });
         Ok(Window {
             comm: self.clone(),

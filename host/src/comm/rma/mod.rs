@@ -24,7 +24,7 @@ use crate::algorithm::Algorithm;
 use crate::comm::Communicator;
 use crate::comm::observe::HookResult;
 use crate::comm::submit::{PreparedOp, invalid};
-use crate::comm::windows::{EndFlag, WindowPart};
+use crate::comm::windows::{EndFlag, WindowParts};
 use crate::device::Device;
 use crate::gpu::Scratch;
 use crate::options::CallOptions;
@@ -109,7 +109,7 @@ struct Shared {
     end: Arc<[EndFlag; 1]>,
     /// Memory of every rank for the window and for its signal pad. Mapped as long as a launch that
     /// refers to it may run, even after the window has been freed.
-    parts: [Vec<WindowPart>; 2],
+    parts: [WindowParts; 2],
 }
 
 impl fmt::Debug for Window {
@@ -241,7 +241,10 @@ impl Window {
         if peer == self.comm.rank() {
             return Ok(self.tensor.clone());
         }
-        let (memory, offset) = self.shared.parts[0][peer as usize].clone();
+        let part = self.shared.parts[0][peer as usize].clone();
+        let Some((memory, offset)) = part else {
+            return Err(invalid("map_remote", format!("rank {peer} is not mapped")));
+        };
         let allocation = Allocation::new(memory, None);
         Ok(Tensor::at(
             allocation,

@@ -1,6 +1,7 @@
 //! Signals and counters: updates at a peer, waits, reads and resets.
 
 use fusewire_device::call::Operation;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::window::Compare;
 use fusewire_kernels::window::{
     NONE, RAISED, WINDOW_SIGNAL, WINDOW_WAIT, WindowSignalParams, WindowWaitParams,
@@ -157,7 +158,7 @@ impl Window {
         for sender in senders {
             for block in 0..device.blocks {
                 let slot = device.slot_at(signal, sender, block);
-                let (memory, at) = self.word(self.comm.rank(), slot);
+                let (memory, at) = self.own_word(slot)?;
                 value = value.wrapping_add(memory.load(at));
             }
         }
@@ -175,13 +176,17 @@ impl Window {
         let (device, own) = (&self.shared.device, self.comm.rank());
         for sender in 0..self.comm.size() {
             for block in 0..device.blocks {
-                for (rank, word) in [
-                    (own, device.slot_at(signal, sender, block)),
-                    (own, device.taken_at(signal, sender, block)),
-                    (sender, device.sent_at(signal, own, block)),
+                for word in [
+                    device.slot_at(signal, sender, block),
+                    device.taken_at(signal, sender, block),
                 ] {
-                    let (memory, at) = self.word(rank, word);
+                    let (memory, at) = self.own_word(word)?;
                     memory.store(at, 0)?;
+                }
+                let sent = device.sent_at(signal, own, block);
+                match &self.shared.parts[1][sender as usize] {
+                    Some((memory, start)) => memory.store(start + sent, 0)?,
+                    None => self.store_by_network(sender, sent),
                 }
             }
         }
@@ -218,14 +223,24 @@ impl Window {
                 format!("counter {counter} of {}", device.counters),
             ));
         }
-        Ok(self.word(self.comm.rank(), device.counter_at(counter)))
+        self.own_word(device.counter_at(counter))
     }
 
-    /// Returns the memory and the offset of a word of `rank`'s signal pad. The word is only
+    /// Returns the memory and the offset of a word of this rank's signal pad. The word is only
     /// accessed atomically.
-    fn word(&self, rank: u32, offset: u64) -> WindowPart {
-        let (memory, start) = &self.shared.parts[1][rank as usize];
-        (memory.clone(), start + offset)
+    fn own_word(&self, offset: u64) -> Result<WindowPart> {
+        let part = self.shared.parts[1][self.comm.rank() as usize].as_ref();
+        let (memory, start) = part.ok_or_else(|| {
+            invalid("read a signal", "the window has no part on this rank".to_owned())
+        })?;
+        Ok((memory.clone(), start + offset))
+    }
+
+    /// Stores 0 to a word of `rank`'s signal pad, before all later requests to that rank.
+    fn store_by_network(&self, rank: u32, offset: u64) {
+        if let Some(network) = &self.comm.inner.executor.network {
+            network.store(rank, WindowAddr::new(self.shared.device.signal_pad, offset), 0);
+        }
     }
 
     fn prepare_signal(

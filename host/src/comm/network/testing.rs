@@ -17,11 +17,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::layout::{ABORT, FailureRecord, Mirror, NetContext, NetCounters, NetEntry};
-use fusewire_device::net::{Action, RESULT_BYTES, RESULTS, Request, Requests, STAGING};
+use fusewire_device::layout::{ABORT, FailureRecord, Mirror};
+use fusewire_device::net::{Action, Request, Requests, STAGING};
 
-use super::Inner;
-use super::words::{ABORT_AT, BY_HOST, FAILURE_AT};
+use super::Network;
+use super::ring::{Ring, RingConfig};
+use crate::comm::Inner;
+use crate::comm::words::{ABORT_AT, BY_HOST, FAILURE_AT};
 use crate::{Error, Result};
 
 /// Number of entries of the ring; small, so that tests fill it.
@@ -38,55 +40,31 @@ const TORN: usize = 512;
 /// Time that the thread sleeps when it is idle.
 const IDLE: Duration = Duration::from_micros(20);
 
-/// The memory that a rank's kernels and its thread share.
+/// The ring of a rank, and whether it has stopped the ranks of other teams.
 #[derive(Debug)]
-pub(super) struct TestNetwork {
-    context: *mut NetContext,
-    entries: *mut [NetEntry],
-    counters: *mut NetCounters,
-    staging: *mut [[u64; STAGING_BYTES / 8]],
-    results: *mut [[u64; RESULT_BYTES as usize / 8]],
+pub(in crate::comm) struct TestNetwork {
+    ring: Ring,
     /// Set once the ranks of other teams know of a failure of this rank.
     has_stopped_others: AtomicBool,
 }
 
-// SAFETY: kernels and the thread access the memory at these addresses by atomic operations, or in
-// the order of the ring's protocol.
-unsafe impl Send for TestNetwork {}
-// SAFETY: see `Send`.
-unsafe impl Sync for TestNetwork {}
-
 impl TestNetwork {
-    pub(super) fn new(blocks: u32, lanes: u32) -> Self {
-        let entries = Box::into_raw(bytemuck::allocation::zeroed_slice_box(DEPTH));
-        let counters = Box::into_raw(bytemuck::allocation::zeroed_box());
-        let staging = Box::into_raw(bytemuck::allocation::zeroed_slice_box(blocks as usize));
-        let all_lanes = blocks as usize * lanes as usize;
-        let results = Box::into_raw(bytemuck::allocation::zeroed_slice_box(all_lanes));
-        let context = NetContext {
-            entries: entries.cast::<NetEntry>() as u64,
-            depth: DEPTH as u64,
-            counters: counters as u64,
-            staging: staging.cast::<u8>() as u64,
-            staging_bytes: STAGING_BYTES as u64,
-            results: results.cast::<u8>() as u64,
-            lanes: u64::from(lanes),
-            drive: 0,
-            agent: 0,
-        };
+    pub(in crate::comm) fn new(blocks: u32, lanes: u32) -> Self {
         Self {
-            context: Box::into_raw(Box::new(context)),
-            entries,
-            counters,
-            staging,
-            results,
+            ring: Ring::new(RingConfig {
+                blocks,
+                lanes,
+                depth: DEPTH,
+                staging_bytes: STAGING_BYTES,
+                drive: (0, 0),
+            }),
             has_stopped_others: AtomicBool::new(false),
         }
     }
 
     /// Returns the address of the context for kernels.
     pub(super) fn context(&self) -> u64 {
-        self.context as u64
+        self.ring.context()
     }
 
     /// Stops the ranks of other teams, once, if this rank has detected a failure.
@@ -104,42 +82,6 @@ impl TestNetwork {
             if let Some(abort) = inner.word_of(rank, ABORT_AT) {
                 let _ = abort.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
             }
-        }
-    }
-
-    fn requests(&self) -> Requests {
-        // SAFETY: the context is valid as long as this value, and is never written.
-        unsafe { Requests::new(self.context.read()) }
-    }
-
-    /// Returns the address of `bytes` bytes at `offset` of the staging memory.
-    fn staging(&self, offset: u64, bytes: u64) -> Option<*mut u8> {
-        let all = (self.staging.len() * STAGING_BYTES) as u64;
-        let fits = offset <= all && bytes <= all - offset;
-        fits.then(|| self.staging.cast::<u8>().wrapping_add(offset as usize))
-    }
-
-    /// Returns the address of the result of a lane.
-    fn result(&self, addr: WindowAddr) -> Option<*mut u64> {
-        let (index, rest) = (addr.offset() / RESULT_BYTES, addr.offset() % RESULT_BYTES);
-        let exists = addr.window() == RESULTS && rest == 0 && index < self.results.len() as u64;
-        exists.then(|| {
-            let result = self.results.cast::<[u64; RESULT_BYTES as usize / 8]>();
-            result.wrapping_add(index as usize).cast()
-        })
-    }
-}
-
-impl Drop for TestNetwork {
-    fn drop(&mut self) {
-        // SAFETY: `new` made the pointers from boxes. The thread and the kernels keep the
-        // communicator alive while they use them.
-        unsafe {
-            drop(Box::from_raw(self.context));
-            drop(Box::from_raw(self.entries));
-            drop(Box::from_raw(self.counters));
-            drop(Box::from_raw(self.staging));
-            drop(Box::from_raw(self.results));
         }
     }
 }
@@ -223,8 +165,10 @@ impl Agent {
     /// and `None` once the communicator has been dropped.
     fn turn(&mut self, weak: &Weak<Inner>) -> Option<bool> {
         let inner = weak.upgrade()?;
-        let network = inner.executor.network.as_ref()?;
-        let requests = network.requests();
+        let Some(Network::Test(network)) = &inner.executor.network else {
+            return None;
+        };
+        let requests = network.ring.requests();
         if inner.executor.abort_word() != 0 {
             // No data may arrive after a failure.
             self.pending.clear();
@@ -342,7 +286,7 @@ fn update(
     pause: u64,
 ) -> Option<()> {
     let word = inner.windows.range(request.remote, request.peer, 8)?;
-    let result = network.result(request.local)?;
+    let result = network.ring.result(request.local)?;
     let word = word.cast::<u64>();
     if !word.is_aligned() {
         return None;
@@ -364,7 +308,7 @@ fn update(
         _ => cell.store(before.wrapping_add(first), Ordering::Release),
     }
     drop(guard);
-    // SAFETY: `TestNetwork::result` has checked the address that the request names.
+    // SAFETY: `Ring::result` has checked the address that the request names.
     unsafe { Requests::store_result(result, number, before) };
     Some(())
 }
@@ -396,7 +340,7 @@ fn carry_out(inner: &Inner, network: &TestNetwork, request: &Request) -> Option<
     let window = |addr: WindowAddr, rank| inner.windows.range(addr, rank, bytes);
     let remote = window(request.remote, request.peer)?;
     let local = || match request.local.window() {
-        STAGING => network.staging(request.local.offset(), bytes),
+        STAGING => network.ring.staging(request.local, bytes),
         _ => window(request.local, inner.group.rank),
     };
     // SAFETY: `Windows::range` checked that the ranges lie in memory that is mapped as long as its

@@ -1,0 +1,607 @@
+//! The proxy of a process: takes the requests of its ranks' kernels and sends them to the proxies of
+//! other processes, and executes theirs.
+//!
+//! A thread that holds the lock makes progress: the proxy's own thread, or a kernel that waits.
+//! While kernels drive the proxy, its thread sleeps, so that no arrival wakes it. It takes over at
+//! most [`PAUSE`] after the last kernel has stopped.
+//!
+//! Who may overwrite what:
+//! - the entries of a ring: see [`fusewire_device::net`];
+//! - the windows of a rank: the proxy, until the rank's communicator fails or ends. A rank returns
+//!   its failure after [`Attached::after_failure`] has closed its endpoint, so that nothing is
+//!   written afterwards.
+//!
+//! # Failures
+//! A rank whose process is lost is marked as dead, and its kernels' waits name it. A rank with a
+//! failure record of its own sends it to all ranks of other processes.
+
+use core::net::IpAddr;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::time::Duration;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use fusewire_device::comm::WindowAddr;
+use fusewire_device::layout::{ABORT, CommConst};
+use fusewire_device::net::{Action, Request, Requests, STAGING};
+use fusewire_driver::descriptor::{WakeFd, entry, poll};
+use fusewire_net::Url;
+use fusewire_net::mesh::{Event, Local, Mesh, MeshRequest, Operation};
+
+use super::endpoint::{Endpoint, ProgressWords, RemoteRank};
+use super::ring::{Ring, RingConfig};
+use crate::comm::Inner;
+use crate::comm::bootstrap::NetworkParts;
+use crate::comm::windows::Windows;
+use crate::comm::words::BY_HOST;
+use crate::memory::Memory;
+use crate::{Error, Result};
+
+/// Number of entries of a ring.
+const DEPTH: usize = 256;
+
+/// Staging memory of a block.
+const STAGING_BYTES: usize = 64 << 10;
+
+/// Time for which the thread sleeps while kernels drive the proxy.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Longest sleep of the thread.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Time between two notices of a rank's progress, if it has changed. A signal brings the progress,
+/// too.
+const REFRESH: Duration = Duration::from_millis(20);
+
+/// Time in which a proxy that ends sends what is left.
+const FLUSH_TIME: Duration = Duration::from_secs(1);
+
+/// Distinguishes proxies of one process: the address on which it listens, and in tests the host
+/// that it stands for.
+type Key = (IpAddr, Option<(u64, u32)>);
+
+/// The proxy of a process.
+#[derive(Debug)]
+pub(in crate::comm) struct Proxy {
+    shared: Arc<Shared>,
+    url: Url,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Number of calls of [`drive`].
+    turns: AtomicU64,
+    stop: AtomicBool,
+    wake: WakeFd,
+}
+
+#[derive(Debug)]
+struct State {
+    mesh: Mesh,
+    served: HashMap<u64, Served>,
+    events: Vec<Event>,
+    /// Communicators that must be stopped, and the reasons.
+    reports: Vec<(Weak<Inner>, String)>,
+}
+
+/// A rank whose requests the proxy executes.
+#[derive(Debug)]
+struct Served {
+    number: u64,
+    endpoint: Arc<Endpoint>,
+    requests: Requests,
+    inner: Weak<Inner>,
+    /// Ranks of other processes, by rank.
+    remotes: Vec<Option<RemoteRank>>,
+    /// Number of requests that have been executed, without gaps.
+    completed: u64,
+    /// For each request that was taken since then: true if it has been executed.
+    pending: VecDeque<bool>,
+    /// Where the results of updates go, by the numbers of the requests.
+    results: HashMap<u64, WindowAddr>,
+    /// Progress that each rank has been told last.
+    told: Vec<ProgressWords>,
+    refreshed: Instant,
+    has_failed: bool,
+}
+
+impl core::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("rank", &self.rank)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Proxy {
+    /// Returns the proxy of this process, which lives as long as a communicator uses it.
+    pub(in crate::comm) fn of_process(key: Key) -> Result<Arc<Self>> {
+        static PROXIES: Mutex<Option<HashMap<Key, Weak<Proxy>>>> = Mutex::new(None);
+        let mut proxies = PROXIES.lock().unwrap_or_else(PoisonError::into_inner);
+        let proxies = proxies.get_or_insert_default();
+        if let Some(proxy) = proxies.get(&key).and_then(Weak::upgrade) {
+            return Ok(proxy);
+        }
+        proxies.retain(|_, proxy| proxy.strong_count() > 0);
+        let proxy = Arc::new(Self::start(key.0)?);
+        proxies.insert(key, Arc::downgrade(&proxy));
+        Ok(proxy)
+    }
+
+    fn start(address: IpAddr) -> Result<Self> {
+        let failed = |error: std::io::Error| {
+            Error::launch(format!("the network's proxy cannot be started ({error})"))
+        };
+        let mesh = Mesh::new(address).map_err(Error::from)?;
+        let url = mesh.url().clone();
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                mesh,
+                served: HashMap::new(),
+                events: Vec::new(),
+                reports: Vec::new(),
+            }),
+            turns: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            wake: WakeFd::new().map_err(failed)?,
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("fusewire-proxy".to_owned());
+        let thread = thread.spawn(move || of_thread.run()).map_err(failed)?;
+        Ok(Self {
+            shared,
+            url,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Returns the URL of the proxy.
+    pub(in crate::comm) fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Returns how this process reaches endpoint `endpoint` of `rank`, at the proxy with this URL.
+    pub(in crate::comm) fn remote(&self, rank: u32, url: &Url, endpoint: u64) -> RemoteRank {
+        let peer = self.shared.lock().mesh.peer(url);
+        RemoteRank {
+            rank,
+            peer,
+            endpoint,
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.wake.wake();
+        let thread = self.thread.lock();
+        let thread = thread.unwrap_or_else(PoisonError::into_inner).take();
+        // The thread may drop the last communicator. It cannot join itself.
+        if let Some(thread) = thread.filter(|it| it.thread().id() != thread::current().id())
+            && thread.join().is_err()
+        {
+            tracing::warn!("the thread of the network's proxy panicked");
+        }
+    }
+}
+
+/// Lets the proxy at this address make progress, unless another thread does so already.
+///
+/// # Safety
+/// `agent` must be the address of a live [`Shared`].
+unsafe extern "C" fn drive(agent: u64) {
+    // SAFETY: the caller guarantees that the address is valid.
+    let shared = unsafe { &*(agent as *const Shared) };
+    shared.turns.fetch_add(1, Ordering::Relaxed);
+    let mut state = match shared.state.try_lock() {
+        Ok(state) => state,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return,
+    };
+    state.step();
+    let has_reports = !state.reports.is_empty();
+    drop(state);
+    if has_reports {
+        shared.wake.wake();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is consistent after every statement, so a poisoned lock is harmless.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs the proxy's thread.
+    fn run(&self) {
+        let descriptor = self.lock().mesh.descriptor();
+        let mut seen = 0;
+        while !self.stop.load(Ordering::SeqCst) {
+            let turns = self.turns.load(Ordering::Relaxed);
+            if turns != seen {
+                seen = turns;
+                let mut entries = [entry(self.wake.raw(), libc::POLLIN)];
+                self.sleep(&mut entries, PAUSE);
+                self.deliver();
+                continue;
+            }
+            let mut entries = [
+                entry(self.wake.raw(), libc::POLLIN),
+                entry(descriptor, libc::POLLIN),
+            ];
+            self.sleep(&mut entries, TICK);
+            if self.turns.load(Ordering::Relaxed) == seen {
+                self.lock().step();
+            }
+            self.deliver();
+        }
+        let ended = Instant::now();
+        loop {
+            let mut state = self.lock();
+            let is_busy = state.step();
+            if state.mesh.is_flushed() || ended.elapsed() > FLUSH_TIME {
+                return;
+            }
+            drop(state);
+            if !is_busy {
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    fn sleep(&self, entries: &mut [libc::pollfd], time: Duration) {
+        if let Err(error) = poll(entries, Some(time)) {
+            tracing::debug!(%error, "the network's proxy cannot wait");
+            thread::sleep(PAUSE);
+        }
+        self.wake.clear();
+    }
+
+    /// Stops communicators whose requests cannot be executed. Not done by kernels, because it calls
+    /// hooks of the program.
+    fn deliver(&self) {
+        let reports = core::mem::take(&mut self.lock().reports);
+        for (inner, reason) in reports {
+            if let Some(inner) = inner.upgrade() {
+                inner.stop(inner.group.error(reason));
+            }
+        }
+    }
+}
+
+impl State {
+    /// Makes progress. Returns true if there was something to do.
+    fn step(&mut self) -> bool {
+        let now = Instant::now();
+        for served in self.served.values_mut() {
+            served.advance(&mut self.mesh, &mut self.reports, now);
+        }
+        let is_busy = self.mesh.poll(&mut self.events);
+        for event in self.events.drain(..) {
+            match event {
+                Event::Completed {
+                    sender,
+                    number,
+                    value,
+                } => {
+                    if let Some(served) = self.served.get_mut(&sender) {
+                        served.complete(number, value);
+                    }
+                }
+                Event::Refused {
+                    sender,
+                    number,
+                    reason,
+                } => {
+                    if let Some(served) = self.served.get(&sender) {
+                        let reason = format!("network request {number}: {reason}");
+                        self.reports.push((served.inner.clone(), reason));
+                    }
+                }
+                Event::Lost { peer, reason } => {
+                    for served in self.served.values() {
+                        let lost = served.remotes.iter().flatten();
+                        for remote in lost.filter(|remote| remote.peer == peer) {
+                            served.endpoint.lose(remote.rank, &reason);
+                        }
+                    }
+                }
+            }
+        }
+        is_busy
+    }
+}
+
+impl Served {
+    /// Takes requests from the ring and posts them.
+    fn advance(
+        &mut self,
+        mesh: &mut Mesh,
+        reports: &mut Vec<(Weak<Inner>, String)>,
+        now: Instant,
+    ) {
+        if self.has_failed || self.endpoint.abort_word() != 0 {
+            return self.after_failure(mesh);
+        }
+        loop {
+            let number = self.completed + self.pending.len() as u64;
+            let Some(request) = self.requests.take(number) else {
+                break;
+            };
+            self.pending.push_back(false);
+            let posted = match request {
+                Ok(request) => self.post(mesh, number, &request).ok_or_else(|| {
+                    format!("network request {number} for memory that does not exist: {request:?}")
+                }),
+                Err(words) => Err(format!("network request {number} is invalid: {words:x?}")),
+            };
+            if let Err(reason) = posted {
+                reports.push((self.inner.clone(), reason));
+            }
+        }
+        if now.saturating_duration_since(self.refreshed) > REFRESH {
+            self.refreshed = now;
+            for index in 0..self.remotes.len() {
+                let remote = self.remotes[index].filter(|remote| mesh.is_connected(remote.peer));
+                if let Some(remote) = remote {
+                    self.tell_progress(mesh, remote);
+                }
+            }
+        }
+    }
+
+    /// Tells a rank the progress of this one, if it has changed.
+    fn tell_progress(&mut self, mesh: &mut Mesh, remote: RemoteRank) {
+        let (notice, words) = self.endpoint.progress();
+        let told = &mut self.told[remote.rank as usize];
+        if *told != words {
+            *told = words;
+            mesh.notify(remote.peer, self.number, remote.endpoint, &notice);
+        }
+    }
+
+    /// Posts a request. Returns `None` if a rank or range does not exist.
+    fn post(&mut self, mesh: &mut Mesh, number: u64, request: &Request) -> Option<()> {
+        let remote = (*self.remotes.get(request.peer as usize)?)?;
+        let (endpoint, bytes) = (&self.endpoint, request.bytes);
+        let own = |addr: WindowAddr| endpoint.windows.range(addr, endpoint.rank, bytes);
+        // Parts of a window have the same size on all ranks.
+        own(request.remote)?;
+        let local = || {
+            let start = match request.local.window() {
+                STAGING => endpoint.ring.staging(request.local, bytes),
+                _ => own(request.local),
+            };
+            Some(Local {
+                address: request.local.0,
+                start: start?,
+            })
+        };
+        let bytes = usize::try_from(bytes).ok()?;
+        let [first, second] = request.value;
+        let operation = match request.action {
+            Action::Put => Operation::Put {
+                local: local()?,
+                bytes,
+            },
+            Action::Get => Operation::Get {
+                local: local()?,
+                bytes,
+            },
+            Action::Store if bytes <= 16 => Operation::Store {
+                values: request.value,
+                bytes,
+            },
+            Action::Store => return None,
+            Action::Signal => Operation::Signal(first),
+            Action::FetchAdd => Operation::Add(first),
+            Action::CompareSwap => Operation::Swap(first, second),
+        };
+        if matches!(operation, Operation::Add(_) | Operation::Swap(..)) {
+            self.endpoint.ring.result(request.local)?;
+            self.results.insert(number, request.local);
+        }
+        if matches!(operation, Operation::Signal(_)) {
+            // A signal must not overtake the progress of the kernel that sends it.
+            self.tell_progress(mesh, remote);
+        }
+        let request = MeshRequest {
+            sender: self.number,
+            number,
+            endpoint: remote.endpoint,
+            address: request.remote.0,
+            operation,
+        };
+        // SAFETY: the range is in the ring's staging memory, which lives as long as the endpoint is
+        // served, or in a window: see the implementation of `mesh::Endpoint`.
+        unsafe { mesh.post(remote.peer, request) };
+        Some(())
+    }
+
+    /// Notes that a request has been executed.
+    fn complete(&mut self, number: u64, value: Option<u64>) {
+        if let (Some(value), Some(addr)) = (value, self.results.remove(&number))
+            && let Some(result) = self.endpoint.ring.result(addr)
+        {
+            // SAFETY: `Ring::result` has checked the address that the request names.
+            unsafe { Requests::store_result(result, number, value) };
+        }
+        let index = number.checked_sub(self.completed).map(|index| index as usize);
+        if let Some(pending) = index.and_then(|index| self.pending.get_mut(index)) {
+            *pending = true;
+        }
+        let before = self.completed;
+        while self.pending.front() == Some(&true) {
+            self.pending.pop_front();
+            self.completed += 1;
+        }
+        if self.completed != before {
+            self.requests.complete(self.completed);
+        }
+    }
+
+    /// Closes the endpoint, and stops the ranks of other processes if this rank has detected the
+    /// failure.
+    fn after_failure(&mut self, mesh: &mut Mesh) {
+        if core::mem::replace(&mut self.has_failed, true) {
+            return;
+        }
+        mesh.close(self.number);
+        let word = self.endpoint.abort_word();
+        if word & BY_HOST != 0 || word != ABORT | u64::from(self.endpoint.rank) {
+            return;
+        }
+        let notice = self.endpoint.failure();
+        for remote in self.remotes.iter().flatten() {
+            mesh.notify(remote.peer, self.number, remote.endpoint, &notice);
+        }
+    }
+}
+
+/// A rank that a proxy serves.
+pub(in crate::comm) struct Attached {
+    proxy: Arc<Proxy>,
+    number: u64,
+    endpoint: Arc<Endpoint>,
+    remotes: Vec<RemoteRank>,
+}
+
+impl Attached {
+    /// Opens the endpoint of a rank with these constants. Its requests are executed from
+    /// [`Attached::serve`] on.
+    pub(in crate::comm) fn new(
+        parts: NetworkParts,
+        constants: &CommConst,
+        (blocks, lanes): (u32, u32),
+        windows: &Arc<Windows>,
+        workspace: Memory,
+    ) -> Self {
+        let NetworkParts {
+            proxy,
+            endpoint: number,
+            remotes,
+        } = parts;
+        let ring = Ring::new(RingConfig {
+            blocks,
+            lanes,
+            depth: DEPTH,
+            staging_bytes: STAGING_BYTES,
+            drive: (
+                drive as *const () as u64,
+                Arc::as_ptr(&proxy.shared) as u64,
+            ),
+        });
+        let endpoint = Endpoint::new(ring, constants, Arc::clone(windows), workspace, &remotes);
+        let endpoint = Arc::new(endpoint);
+        proxy
+            .shared
+            .lock()
+            .mesh
+            .open_as(number, Arc::clone(&endpoint) as _);
+        let shared = Arc::downgrade(&proxy.shared);
+        windows.on_end(move |id| {
+            if let Some(shared) = shared.upgrade() {
+                let is_in = |address| WindowAddr(address).window() as usize == id;
+                shared.lock().mesh.forget(number, &is_in);
+            }
+        });
+        Self {
+            proxy,
+            number,
+            endpoint,
+            remotes,
+        }
+    }
+
+    /// Begins to execute the requests.
+    pub(super) fn serve(&self, inner: Weak<Inner>) {
+        let size = self.remotes.iter().map(|remote| remote.rank as usize + 1);
+        let mut by_rank = vec![None; size.max().unwrap_or(0)];
+        for remote in &self.remotes {
+            by_rank[remote.rank as usize] = Some(*remote);
+        }
+        let served = Served {
+            number: self.number,
+            endpoint: Arc::clone(&self.endpoint),
+            requests: self.endpoint.ring.requests(),
+            inner,
+            told: vec![ProgressWords::default(); by_rank.len()],
+            remotes: by_rank,
+            completed: 0,
+            pending: VecDeque::new(),
+            results: HashMap::new(),
+            refreshed: Instant::now(),
+            has_failed: false,
+        };
+        self.proxy.shared.lock().served.insert(self.number, served);
+    }
+
+    /// Returns the address of the context for kernels.
+    pub(super) fn context(&self) -> u64 {
+        self.endpoint.ring.context()
+    }
+
+    /// Closes the endpoint after a failure, so that nothing is written to the rank's memory any
+    /// more, and stops the ranks of other processes if this rank has detected the failure.
+    pub(super) fn after_failure(&self) {
+        let mut state = self.proxy.shared.lock();
+        let State { served, mesh, .. } = &mut *state;
+        if let Some(served) = served.get_mut(&self.number) {
+            served.after_failure(mesh);
+        }
+        state.step();
+    }
+
+    /// Stores a word to memory of a rank of another process, before all later requests to it.
+    pub(super) fn store(&self, rank: u32, addr: WindowAddr, value: u64) {
+        let mut state = self.proxy.shared.lock();
+        let remote = self.remotes.iter().find(|remote| remote.rank == rank);
+        let Some(remote) = remote.filter(|_| self.endpoint.abort_word() == 0) else {
+            return;
+        };
+        let request = MeshRequest {
+            sender: self.number,
+            // Nothing waits for its completion.
+            number: u64::MAX,
+            endpoint: remote.endpoint,
+            address: addr.0,
+            operation: Operation::Store {
+                values: [value, 0],
+                bytes: 8,
+            },
+        };
+        // SAFETY: a store has no range of this rank's memory.
+        unsafe { state.mesh.post(remote.peer, request) };
+        state.step();
+    }
+
+    /// Tells the ranks of connected processes that this rank has left.
+    pub(super) fn leave(&self) {
+        let mut state = self.proxy.shared.lock();
+        for remote in &self.remotes {
+            if state.mesh.is_connected(remote.peer) {
+                let notice = Endpoint::departure();
+                state.mesh.notify(remote.peer, self.number, remote.endpoint, &notice);
+            }
+        }
+        state.step();
+    }
+
+    /// Returns the reason why `rank` can no longer be reached, unless it has left.
+    pub(super) fn reason_of_loss(&self, rank: u32) -> Option<String> {
+        self.endpoint.reason_of_loss(rank)
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let mut state = self.proxy.shared.lock();
+        state.served.remove(&self.number);
+        state.mesh.close(self.number);
+    }
+}
