@@ -40,6 +40,10 @@ pub(crate) struct Arguments {
     /// Number of ranks (default: the number of cores, at least 2 and at most 8).
     #[arg(long)]
     ranks: Option<u32>,
+    /// Number of hosts to emulate: the ranks are divided among them, and reach ranks of other hosts
+    /// only by TCP on the loopback interface. Ranks must be a multiple of it.
+    #[arg(long, default_value_t = 1)]
+    hosts: u32,
     /// Device that runs the kernels: cpu, cuda (cuda:1, ..), hip. With --threads, all ranks share
     /// one GPU. Otherwise, without a number, rank r uses GPU r modulo the number of GPUs.
     #[arg(long, default_value = "cpu")]
@@ -397,6 +401,15 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
     let mut options = Options::default();
     options.timeout = Duration::from_secs_f64(arguments.timeout);
     options.algorithm = algorithm;
+    if arguments.hosts > 1 {
+        if !ranks.is_multiple_of(arguments.hosts) {
+            return Err(usage(format!(
+                "--hosts {}: {ranks} ranks cannot be divided among them",
+                arguments.hosts
+            )));
+        }
+        options.testing.ranks_per_host = Some(ranks / arguments.hosts);
+    }
     if algorithm == Algorithm::Nvls {
         options.determinism = Determinism::Any;
     }
