@@ -76,7 +76,9 @@ impl Communicator {
 
     /// Waits for all work on this value's stream and on the stream of the communicator's last
     /// launch, then ends the communicator on this rank: later calls return an error. Not
-    /// collective: memory that peers have mapped remains valid. A second call does nothing.
+    /// collective: memory that peers have mapped remains valid. Ranks of other hosts reach this
+    /// rank's memory for as long as its process lives, at most for 30 s; the call waits up to 1 s
+    /// for these ranks to end the communicator, too. A second call does nothing.
     ///
     /// # Errors
     /// The failure of the communicator, or of work on these streams that was not waited for.
@@ -109,6 +111,9 @@ impl Communicator {
         }
         if ended.is_ok() {
             self.inner.leave();
+            if let Some(network) = &self.inner.executor.network {
+                network.await_others();
+            }
         }
         self.inner.stop(Error::Ended {
             name: self.inner.group.full_name.clone(),

@@ -78,15 +78,21 @@ fn on_both(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()> + 
     on_networks(shape, test);
 }
 
-/// Runs `test` on ranks that a network connects, and on teams of two ranks that it connects.
+/// Runs `test` on ranks that a network connects, and on teams of two ranks that it connects; then on
+/// hosts of as many ranks, connected by TCP.
 fn on_networks(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()> + Sync) {
     let (ranks, blocks, lanes) = shape;
     let teams = ranks > 2 && ranks.is_multiple_of(2);
     for (seed, team) in [(1, 1), (2, if teams { 2 } else { 1 })] {
-        let mut options = options(blocks, lanes);
-        options.testing.network = Some(TestNetwork { team, seed });
-        for result in run_threads(ranks, &options, |comm| test(&comm)) {
-            result.unwrap_or_else(|error| panic!("network {seed}, {shape:?}: {error}"));
+        let mut disordered = options(blocks, lanes);
+        disordered.testing.network = Some(TestNetwork { team, seed });
+        let mut by_proxy = options(blocks, lanes);
+        by_proxy.testing.ranks_per_host = Some(team);
+        for options in [disordered, by_proxy] {
+            for result in run_threads(ranks, &options, |comm| test(&comm)) {
+                let network = &options.testing.network;
+                result.unwrap_or_else(|error| panic!("{network:?}, {shape:?}: {error}"));
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 //! A notice consists of a byte of [`Notice`] and its words.
 
 use core::mem::offset_of;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -55,6 +56,8 @@ pub(super) struct Endpoint {
     ranks: HashMap<u64, u32>,
     /// Reasons why ranks can no longer be reached.
     losses: Mutex<BTreeMap<u32, String>>,
+    /// Set when this rank leaves the communicator without a failure.
+    has_left: AtomicBool,
 }
 
 impl Endpoint {
@@ -76,12 +79,33 @@ impl Endpoint {
                 .map(|remote| (remote.endpoint, remote.rank))
                 .collect(),
             losses: Mutex::default(),
+            has_left: AtomicBool::new(false),
         }
     }
 
-    /// Returns the abort word.
+    /// Returns the abort word, or 0 if this rank has left before.
     pub(super) fn abort_word(&self) -> u64 {
-        self.workspace.load(ABORT_AT)
+        match self.has_left() {
+            true => 0,
+            false => self.workspace.load(ABORT_AT),
+        }
+    }
+
+    /// Notes that this rank leaves the communicator without a failure. Returns false if it has
+    /// failed or left before.
+    pub(super) fn leave(&self) -> bool {
+        self.workspace.load(ABORT_AT) == 0 && !self.has_left.swap(true, Ordering::AcqRel)
+    }
+
+    /// Returns true if this rank has left the communicator without a failure.
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Acquire)
+    }
+
+    /// Returns true if `rank` has left the communicator, or can no longer be reached.
+    pub(super) fn is_gone(&self, rank: u32) -> bool {
+        let word = self.layout.dead + u64::from(rank / 64) * 8;
+        self.workspace.load(word) >> (rank % 64) & 1 == 1
     }
 
     /// Returns the notice of this rank's progress, and its words.

@@ -78,6 +78,14 @@ impl Network {
         }
     }
 
+    /// Waits, but not for long, until the ranks of other processes have left, too.
+    pub(super) fn await_others(&self) {
+        match self {
+            Self::Test(_) => {}
+            Self::Proxy(attached) => attached.await_others(),
+        }
+    }
+
     /// Returns true if the ranks' memory is mapped in this process although kernels do not use it.
     pub(super) fn maps_all(&self) -> bool {
         matches!(self, Self::Test(_))

@@ -55,6 +55,12 @@ const TICK: Duration = Duration::from_millis(100);
 /// too.
 const REFRESH: Duration = Duration::from_millis(20);
 
+/// Time for which the memory of a rank that has left serves ranks that have not.
+const LINGER: Duration = Duration::from_secs(30);
+
+/// Time for which [`Attached::await_others`] waits.
+const AWAIT_TIME: Duration = Duration::from_secs(1);
+
 /// Time in which a proxy that ends sends what is left.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
@@ -86,6 +92,8 @@ struct State {
     events: Vec<Event>,
     /// Communicators that must be stopped, and the reasons.
     reports: Vec<(Weak<Inner>, String)>,
+    /// References to this proxy to drop, which is only possible without the lock.
+    unused: Vec<Arc<Proxy>>,
 }
 
 /// A rank whose requests the proxy executes.
@@ -107,6 +115,10 @@ struct Served {
     told: Vec<ProgressWords>,
     refreshed: Instant,
     has_failed: bool,
+    /// Set once the communicator has been dropped: the time at which the endpoint closes.
+    lingers_until: Option<Instant>,
+    /// Keeps the proxy alive from then on.
+    keeps: Option<Arc<Proxy>>,
 }
 
 impl core::fmt::Debug for Endpoint {
@@ -144,6 +156,7 @@ impl Proxy {
                 served: HashMap::new(),
                 events: Vec::new(),
                 reports: Vec::new(),
+                unused: Vec::new(),
             }),
             turns: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -204,9 +217,9 @@ unsafe extern "C" fn drive(agent: u64) {
         Err(TryLockError::WouldBlock) => return,
     };
     state.step();
-    let has_reports = !state.reports.is_empty();
+    let must_deliver = !state.reports.is_empty() || !state.unused.is_empty();
     drop(state);
-    if has_reports {
+    if must_deliver {
         shared.wake.wake();
     }
 }
@@ -265,7 +278,11 @@ impl Shared {
     /// Stops communicators whose requests cannot be executed. Not done by kernels, because it calls
     /// hooks of the program.
     fn deliver(&self) {
-        let reports = core::mem::take(&mut self.lock().reports);
+        let mut state = self.lock();
+        let reports = core::mem::take(&mut state.reports);
+        let unused = core::mem::take(&mut state.unused);
+        drop(state);
+        drop(unused);
         for (inner, reason) in reports {
             if let Some(inner) = inner.upgrade() {
                 inner.stop(inner.group.error(reason));
@@ -275,11 +292,27 @@ impl Shared {
 }
 
 impl State {
+    /// Closes an endpoint, after which its memory is no longer accessed.
+    fn close(&mut self, number: u64) {
+        self.mesh.close(number);
+        let ended = self.served.remove(&number);
+        self.unused.extend(ended.and_then(|served| served.keeps));
+    }
+
     /// Makes progress. Returns true if there was something to do.
     fn step(&mut self) -> bool {
         let now = Instant::now();
+        let mut ended = None;
         for served in self.served.values_mut() {
             served.advance(&mut self.mesh, &mut self.reports, now);
+            if let Some(limit) = served.lingers_until
+                && (limit <= now || served.is_alone(&self.mesh))
+            {
+                ended = Some(served.number);
+            }
+        }
+        if let Some(number) = ended {
+            self.close(number);
         }
         let is_busy = self.mesh.poll(&mut self.events);
         for event in self.events.drain(..) {
@@ -318,6 +351,14 @@ impl State {
 }
 
 impl Served {
+    /// Returns true if all ranks of connected processes have left.
+    fn is_alone(&self, mesh: &Mesh) -> bool {
+        let mut connected = self.remotes.iter().flatten();
+        connected.all(|remote| {
+            !mesh.is_connected(remote.peer) || self.endpoint.is_gone(remote.rank)
+        })
+    }
+
     /// Takes requests from the ring and posts them.
     fn advance(
         &mut self,
@@ -367,7 +408,12 @@ impl Served {
 
     /// Posts a request. Returns `None` if a rank or range does not exist.
     fn post(&mut self, mesh: &mut Mesh, number: u64, request: &Request) -> Option<()> {
-        let remote = (*self.remotes.get(request.peer as usize)?)?;
+        let Some(remote) = *self.remotes.get(request.peer as usize)? else {
+            let value = self.update(request)?;
+            self.results.insert(number, request.local);
+            self.complete(number, Some(value));
+            return Some(());
+        };
         let (endpoint, bytes) = (&self.endpoint, request.bytes);
         let own = |addr: WindowAddr| endpoint.windows.range(addr, endpoint.rank, bytes);
         // Parts of a window have the same size on all ranks.
@@ -423,6 +469,31 @@ impl Served {
         Some(())
     }
 
+    /// Updates a cell of a rank that is reachable by load and store, and returns the value before:
+    /// all updates of a cell are requests if those of any rank are. Returns `None` for another
+    /// action, or if the cell or the result does not exist.
+    fn update(&self, request: &Request) -> Option<u64> {
+        let cell = self.endpoint.windows.range(request.remote, request.peer, 8)?;
+        self.endpoint.ring.result(request.local)?;
+        let cell = cell.cast::<u64>();
+        if !cell.is_aligned() {
+            return None;
+        }
+        // SAFETY: the word is aligned, and lies in memory that is mapped as long as its window
+        // lives, which outlives this request. Cells are only accessed atomically.
+        let cell = unsafe { AtomicU64::from_ptr(cell) };
+        let [first, second] = request.value;
+        match request.action {
+            Action::FetchAdd => Some(cell.fetch_add(first, Ordering::AcqRel)),
+            Action::CompareSwap => {
+                let swapped =
+                    cell.compare_exchange(first, second, Ordering::AcqRel, Ordering::Acquire);
+                Some(swapped.unwrap_or_else(|before| before))
+            }
+            _ => None,
+        }
+    }
+
     /// Notes that a request has been executed.
     fn complete(&mut self, number: u64, value: Option<u64>) {
         if let (Some(value), Some(addr)) = (value, self.results.remove(&number))
@@ -445,14 +516,27 @@ impl Served {
         }
     }
 
+    /// Tells the ranks of connected processes that this rank has left.
+    fn leave(&mut self, mesh: &mut Mesh) {
+        for index in 0..self.remotes.len() {
+            let remote = self.remotes[index].filter(|remote| mesh.is_connected(remote.peer));
+            if let Some(remote) = remote {
+                // What this rank has finished is not missing.
+                self.tell_progress(mesh, remote);
+                let notice = Endpoint::departure();
+                mesh.notify(remote.peer, self.number, remote.endpoint, &notice);
+            }
+        }
+    }
+
     /// Closes the endpoint, and stops the ranks of other processes if this rank has detected the
     /// failure.
     fn after_failure(&mut self, mesh: &mut Mesh) {
-        if core::mem::replace(&mut self.has_failed, true) {
+        let word = self.endpoint.abort_word();
+        if word == 0 || core::mem::replace(&mut self.has_failed, true) {
             return;
         }
         mesh.close(self.number);
-        let word = self.endpoint.abort_word();
         if word & BY_HOST != 0 || word != ABORT | u64::from(self.endpoint.rank) {
             return;
         }
@@ -468,6 +552,8 @@ pub(in crate::comm) struct Attached {
     proxy: Arc<Proxy>,
     number: u64,
     endpoint: Arc<Endpoint>,
+    /// Number of ranks.
+    size: u32,
     remotes: Vec<RemoteRank>,
 }
 
@@ -514,14 +600,14 @@ impl Attached {
             proxy,
             number,
             endpoint,
+            size: constants.size,
             remotes,
         }
     }
 
     /// Begins to execute the requests.
     pub(super) fn serve(&self, inner: Weak<Inner>) {
-        let size = self.remotes.iter().map(|remote| remote.rank as usize + 1);
-        let mut by_rank = vec![None; size.max().unwrap_or(0)];
+        let mut by_rank = vec![None; self.size as usize];
         for remote in &self.remotes {
             by_rank[remote.rank as usize] = Some(*remote);
         }
@@ -537,6 +623,8 @@ impl Attached {
             results: HashMap::new(),
             refreshed: Instant::now(),
             has_failed: false,
+            lingers_until: None,
+            keeps: None,
         };
         self.proxy.shared.lock().served.insert(self.number, served);
     }
@@ -580,16 +668,35 @@ impl Attached {
         state.step();
     }
 
-    /// Tells the ranks of connected processes that this rank has left.
+    /// Tells the ranks of connected processes that this rank has left without a failure. Its memory
+    /// serves them until they have left, too.
     pub(super) fn leave(&self) {
+        if !self.endpoint.leave() {
+            return;
+        }
         let mut state = self.proxy.shared.lock();
-        for remote in &self.remotes {
-            if state.mesh.is_connected(remote.peer) {
-                let notice = Endpoint::departure();
-                state.mesh.notify(remote.peer, self.number, remote.endpoint, &notice);
-            }
+        let State { served, mesh, .. } = &mut *state;
+        if let Some(served) = served.get_mut(&self.number) {
+            served.leave(mesh);
         }
         state.step();
+    }
+
+    /// Waits, but not for long, until the ranks of connected processes have left, too: a process that
+    /// ends earlier does not answer their gets.
+    pub(super) fn await_others(&self) {
+        let started = Instant::now();
+        while started.elapsed() < AWAIT_TIME {
+            let mut state = self.proxy.shared.lock();
+            state.step();
+            let served = state.served.get(&self.number);
+            let is_over = served.is_none_or(|served| served.is_alone(&state.mesh));
+            drop(state);
+            if is_over {
+                return;
+            }
+            thread::sleep(PAUSE);
+        }
     }
 
     /// Returns the reason why `rank` can no longer be reached, unless it has left.
@@ -601,7 +708,19 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         let mut state = self.proxy.shared.lock();
-        state.served.remove(&self.number);
-        state.mesh.close(self.number);
+        match state.served.get_mut(&self.number) {
+            Some(served) if served.endpoint.has_left() => {
+                served.lingers_until = Some(Instant::now() + LINGER);
+                served.keeps = Some(Arc::clone(&self.proxy));
+                // Closes it if no rank needs it any more.
+                state.step();
+                let must_deliver = !state.unused.is_empty();
+                drop(state);
+                if must_deliver {
+                    self.proxy.shared.wake.wake();
+                }
+            }
+            _ => state.close(self.number),
+        }
     }
 }
