@@ -124,7 +124,10 @@ fn over_a_network() {
         (2, 1, 64, 2, CallMode::Graph),
     ];
     let by = |hosts: bool| move |shape: (u32, u32, u32, u32, CallMode)| (hosts, shape);
-    let all = shapes.map(by(false)).into_iter().chain(shapes.map(by(true)));
+    let all = shapes
+        .map(by(false))
+        .into_iter()
+        .chain(shapes.map(by(true)));
     for (hosts, (ranks, team, lanes, blocks, mode)) in all {
         let [team, hosts] = match hosts {
             false => [team, 0],

@@ -12,8 +12,8 @@ use core::cell::RefCell;
 
 use fusewire_device::layout::MAX_WINDOWS;
 
-use super::rendezvous::{Rendezvous, Watched};
 use super::network::Network;
+use super::rendezvous::{Rendezvous, Watched};
 use super::windows::{ReservedWindow, WindowPart, WindowParts};
 use super::{Communicator, Inner};
 use crate::memory::{Memory, MemoryDescriptor};
@@ -199,9 +199,7 @@ impl<'a> HostCall<'a> {
         };
         let processes = &inner.group.processes;
         let network = inner.executor.network.as_ref();
-        let maps = |rank| {
-            inner.executor.reaches(rank) || network.is_none_or(Network::maps_all)
-        };
+        let maps = |rank| inner.executor.reaches(rank) || network.is_none_or(Network::maps_all);
         if network.is_none()
             && processes.iter().any(Option::is_none)
             && let Some(rank) = described.iter().position(is_local)

@@ -559,7 +559,10 @@ fn ranks_report_the_same_failure_if_two_fail_concurrently() {
                 };
                 let words: [u64; size_of::<FailureRecord>() / 8] = bytemuck::cast(record);
                 for (at, word) in (FAILURE_AT..).step_by(8).zip(words) {
-                    workspaces[reporter].as_ref().expect("mapped").store(at, word)?;
+                    workspaces[reporter]
+                        .as_ref()
+                        .expect("mapped")
+                        .store(at, word)?;
                 }
             }
             // Rank 1 wins the word of rank 0, and rank 2 overtakes it.

@@ -28,11 +28,24 @@ fn is_supported(setup: &Setup) -> bool {
     is_supported
 }
 
-/// Runs `test` on every rank. Panics with the errors of all ranks.
+/// Runs `test` on every rank. If a network connects the ranks, runs it also on hosts of as many
+/// ranks. Panics with the errors of all ranks.
 fn all(setup: Setup, test: impl Fn(&Communicator) -> Result<(), AnyError> + Sync) {
     if !is_supported(&setup) {
         return;
     }
+    all_on(setup, &test);
+    if setup.team > 0 {
+        let hosts = Setup {
+            team: 0,
+            hosts: setup.team,
+            ..setup
+        };
+        all_on(hosts, &test);
+    }
+}
+
+fn all_on(setup: Setup, test: &(impl Fn(&Communicator) -> Result<(), AnyError> + Sync)) {
     let ranks = Threads.each(&setup, |comm| {
         test(&comm).map_err(|error| format!("rank {}: {error}", comm.rank()))
     });

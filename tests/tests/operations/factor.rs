@@ -2,10 +2,10 @@
 
 use core::time::Duration;
 
-use fusewire::testing::TestNetwork;
 use fusewire::{Algorithm, Collective, Communicator, DType, Options, ReduceOp, Result, Tensor};
 use fusewire_tests::device::{device, run_threads, stream, tensor};
 use fusewire_tests::factor::{self, IGNORED};
+use fusewire_tests::runner::of_networks;
 
 const DTYPES: [DType; 10] = [
     DType::F64,
@@ -78,9 +78,9 @@ fn factors_over_a_network() {
     if device().is_gpu() {
         return fusewire_tests::skip::skip("cpu", "the network for tests is on the CPU");
     }
-    let mut options = options();
-    options.testing.network = Some(TestNetwork { team: 2, seed: 11 });
-    compare(4, &options, &[DType::F32, DType::I32], &[300]);
+    for options in of_networks(&options(), 2, 11) {
+        compare(4, &options, &[DType::F32, DType::I32], &[300]);
+    }
 }
 
 /// The factor is an operand: the reduction waits for the work that writes it, and work that writes

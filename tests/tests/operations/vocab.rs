@@ -4,11 +4,10 @@
 
 use core::ops::Range;
 
-use fusewire::testing::TestNetwork;
 use fusewire::{Communicator, DType, Error, FailureKind, Options, Result, Tensor, VocabParallel};
 use fusewire_tests::device::{device, run_threads, tensor};
 use fusewire_tests::oracle::narrow;
-use fusewire_tests::runner::Setup;
+use fusewire_tests::runner::{Setup, of_networks};
 use fusewire_tests::vocab::{Contents, difference, expected};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
@@ -324,10 +323,10 @@ fn over_a_network() {
             lanes,
             ..Setup::new(ranks)
         };
-        let mut options = options(&setup);
-        options.testing.network = Some(TestNetwork { team, seed: 3 });
-        let shapes = [(0, 100, 4), (5, 333, 64), (2, 2051, 0), (1, 1000, 1)];
-        run_with(&setup, &options, &cases(&shapes));
+        for options in of_networks(&options(&setup), team, 3) {
+            let shapes = [(0, 100, 4), (5, 333, 64), (2, 2051, 0), (1, 1000, 1)];
+            run_with(&setup, &options, &cases(&shapes));
+        }
     }
 }
 

@@ -3,13 +3,13 @@
 use core::time::Duration;
 use std::sync::{Arc, Mutex};
 
-use fusewire::testing::TestNetwork;
 use fusewire::{Communicator, Compare, DType, Error, Options, Result, SignalUpdate, WindowOptions};
 use fusewire_device::net::SignalOp;
 use fusewire_device::{Aborted, Group, In, Machine, Out, Session, Team, kernel};
 use fusewire_kernels::one_sided::RingPut;
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream, tensor};
+use fusewire_tests::runner::of_networks;
 
 fn options() -> Options {
     let mut options = Options::default();
@@ -124,10 +124,10 @@ fn raises_are_counted_over_a_network() {
     if device().is_gpu() {
         return fusewire_tests::skip::skip("cpu", "the network for tests is on the CPU");
     }
-    let mut options = options();
-    options.testing.network = Some(TestNetwork { team: 1, seed: 4 });
-    counted_ring(3, &options, false);
-    counted_ring(3, &options, true);
+    for options in of_networks(&options(), 1, 4) {
+        counted_ring(3, &options, false);
+        counted_ring(3, &options, true);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use fusewire::{
     Communicator, DType, Result, Tensor, Window as HostWindow, WindowOptions, run_threads,
 };
 use fusewire_device::{Aborted, Group, Machine, Out, Session, Team, Unvoted, Window, kernel};
+use fusewire_tests::runner::of_networks;
 
 use super::{
     LANES, SHAPES, THIRD, all, assert_contains, failing, fails, keep_rank, on_both, options, zeros,
@@ -145,10 +146,10 @@ fn no_update_is_lost_and_each_returns_the_value_before() {
 fn ranks_of_a_team_update_cells_by_the_owners_proxy() {
     let collected = Collected::default();
     for seed in 1..3 {
-        let mut options = options(2, 1);
-        options.testing.network = Some(fusewire::testing::TestNetwork { team: 2, seed });
-        for result in run_threads(4, &options, |comm| check_counts(&comm, 2, &collected)) {
-            result.expect("every rank succeeds");
+        for options in of_networks(&options(2, 1), 2, seed) {
+            for result in run_threads(4, &options, |comm| check_counts(&comm, 2, &collected)) {
+                result.expect("every rank succeeds");
+            }
         }
     }
 }

@@ -26,6 +26,7 @@ use fusewire::{Communicator, DType, Element, Options, Result, Tensor, run_thread
 use fusewire_device::comm::Rank;
 use fusewire_device::native::SafeKernel;
 use fusewire_device::{Aborted, Machine, Session, kernel};
+use fusewire_tests::runner::of_networks;
 use fusewire_tests::skip::full;
 
 /// Numbers of ranks, blocks and lanes.
@@ -84,11 +85,7 @@ fn on_networks(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()
     let (ranks, blocks, lanes) = shape;
     let teams = ranks > 2 && ranks.is_multiple_of(2);
     for (seed, team) in [(1, 1), (2, if teams { 2 } else { 1 })] {
-        let mut disordered = options(blocks, lanes);
-        disordered.testing.network = Some(TestNetwork { team, seed });
-        let mut by_proxy = options(blocks, lanes);
-        by_proxy.testing.ranks_per_host = Some(team);
-        for options in [disordered, by_proxy] {
+        for options in of_networks(&options(blocks, lanes), team, seed) {
             for result in run_threads(ranks, &options, |comm| test(&comm)) {
                 let network = &options.testing.network;
                 result.unwrap_or_else(|error| panic!("{network:?}, {shape:?}: {error}"));

@@ -12,6 +12,7 @@ use fusewire_device::window::Compare;
 use fusewire_device::{
     Aborted, Group, In, Machine, Out, Session, Team, Thread, Unvoted, Window, kernel,
 };
+use fusewire_tests::runner::of_networks;
 
 use super::{
     SHAPES, SHORT, all, assert_contains, await_failure, by_network, failing, failing_on, is_short,
@@ -501,15 +502,15 @@ fn loads_and_stores_of_a_peer_need_more_than_a_network() {
     };
     for lanes in [1, 32] {
         all((2, 1, lanes), run);
-        let mut options = super::options(1, lanes);
-        options.testing.network = Some(fusewire::testing::TestNetwork { team: 1, seed: 1 });
-        for message in failing(&options, run) {
-            let texts = [
-                "in kernel takes_direct #",
-                ": argument window: rank ",
-                " cannot be reached: by load and store, which `direct` needs",
-            ];
-            assert_contains(&message, &texts);
+        for options in of_networks(&options(1, lanes), 1, 1) {
+            for message in failing(&options, run) {
+                let texts = [
+                    "in kernel takes_direct #",
+                    ": argument window: rank ",
+                    " cannot be reached: by load and store, which `direct` needs",
+                ];
+                assert_contains(&message, &texts);
+            }
         }
     }
 }
@@ -600,34 +601,36 @@ fn fails_on_rank_0(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
 #[test]
 fn a_failure_reaches_the_ranks_of_all_teams() {
     for team in [1, 2, 4] {
-        let mut options = options(1, 1);
-        options.testing.network = Some(TestNetwork { team, seed: 5 });
-        for message in failing_on(4, &options, |comm| {
-            comm.barrier()?;
-            comm.kernel(FailsOnRank0 {}).launch()
-        }) {
-            let text =
-                "rank 0 in kernel fails_on_rank_0 #2: the kernel recorded failure 3 (40, 50)";
-            assert_contains(&message, &[text]);
+        for options in of_networks(&options(1, 1), team, 5) {
+            for message in failing_on(4, &options, |comm| {
+                comm.barrier()?;
+                comm.kernel(FailsOnRank0 {}).launch()
+            }) {
+                let text =
+                    "rank 0 in kernel fails_on_rank_0 #2: the kernel recorded failure 3 (40, 50)";
+                assert_contains(&message, &[text]);
+            }
         }
     }
 }
 
 #[test]
 fn a_late_rank_of_another_team_is_named_with_its_last_call() {
-    for message in failing_on(4, &teams_of_two(), |comm| {
-        comm.barrier()?;
-        if comm.rank() == 3 {
-            return await_failure(comm);
+    for options in of_networks(&options(1, 1), 2, 5) {
+        for message in failing_on(4, &options, |comm| {
+            comm.barrier()?;
+            if comm.rank() == 3 {
+                return await_failure(comm);
+            }
+            let launch = comm.kernel(Enters {});
+            match comm.rank() {
+                0 => launch.timeout(SHORT).launch(),
+                _ => launch.launch(),
+            }
+        }) {
+            let text = "rank 3 never entered kernel enters #2 (its last was barrier #1";
+            assert_contains(&message, &[text]);
         }
-        let launch = comm.kernel(Enters {});
-        match comm.rank() {
-            0 => launch.timeout(SHORT).launch(),
-            _ => launch.launch(),
-        }
-    }) {
-        let text = "rank 3 never entered kernel enters #2 (its last was barrier #1";
-        assert_contains(&message, &[text]);
     }
 }
 
@@ -637,21 +640,16 @@ fn enters(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
     s.barrier()
 }
 
-/// Returns options for teams of two ranks that a network connects.
-fn teams_of_two() -> Options {
-    let mut options = options(1, 1);
-    options.testing.network = Some(TestNetwork { team: 2, seed: 5 });
-    options
-}
-
 #[test]
 fn different_calls_of_teams_are_a_mismatch() {
-    for message in failing_on(4, &teams_of_two(), |comm| {
-        if comm.rank() < 2 {
-            return comm.barrier();
+    for options in of_networks(&options(1, 1), 2, 5) {
+        for message in failing_on(4, &options, |comm| {
+            if comm.rank() < 2 {
+                return comm.barrier();
+            }
+            comm.kernel(Enters {}).launch()
+        }) {
+            assert_contains(&message, &["barrier #1", "kernel enters"]);
         }
-        comm.kernel(Enters {}).launch()
-    }) {
-        assert_contains(&message, &["barrier #1", "kernel enters"]);
     }
 }

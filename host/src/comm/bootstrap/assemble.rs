@@ -173,7 +173,10 @@ impl Communicator {
             near,
         });
         let network = by_network.map(|parts| {
-            let grid = (options.large_blocks.max(options.blocks), options.testing.lanes);
+            let grid = (
+                options.large_blocks.max(options.blocks),
+                options.testing.lanes,
+            );
             let workspace = workspace.clone();
             Network::Proxy(Attached::new(parts, &constants, grid, &windows, workspace))
         });
@@ -194,9 +197,10 @@ impl Communicator {
         let stream = Stream::with_priority(device, priority)?;
         let memory_id = match &backend {
             // Ranks that are threads see each other's memory at the same addresses.
-            None => workspaces.first().and_then(Option::as_ref).map_or(constants.id, |first| {
-                first.ptr() as u64
-            }),
+            None => workspaces
+                .first()
+                .and_then(Option::as_ref)
+                .map_or(constants.id, |first| first.ptr() as u64),
             Some(_) => constants.id,
         };
         let inner = Arc::new(Inner {

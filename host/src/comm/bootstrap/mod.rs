@@ -14,8 +14,8 @@ pub(super) use self::environment::store_of_environment;
 pub(super) use self::limits::{agreed_hash, validate};
 
 pub(super) use self::assemble::{NetworkParts, Parts, cores};
-use self::workspace::write_state;
 pub(super) use self::workspace::layout;
+use self::workspace::write_state;
 use super::Communicator;
 use super::config::CommConfig;
 use super::multi_rank_grid;

@@ -354,18 +354,12 @@ impl Served {
     /// Returns true if all ranks of connected processes have left.
     fn is_alone(&self, mesh: &Mesh) -> bool {
         let mut connected = self.remotes.iter().flatten();
-        connected.all(|remote| {
-            !mesh.is_connected(remote.peer) || self.endpoint.is_gone(remote.rank)
-        })
+        connected
+            .all(|remote| !mesh.is_connected(remote.peer) || self.endpoint.is_gone(remote.rank))
     }
 
     /// Takes requests from the ring and posts them.
-    fn advance(
-        &mut self,
-        mesh: &mut Mesh,
-        reports: &mut Vec<(Weak<Inner>, String)>,
-        now: Instant,
-    ) {
+    fn advance(&mut self, mesh: &mut Mesh, reports: &mut Vec<(Weak<Inner>, String)>, now: Instant) {
         if self.has_failed || self.endpoint.abort_word() != 0 {
             return self.after_failure(mesh);
         }
@@ -473,7 +467,10 @@ impl Served {
     /// all updates of a cell are requests if those of any rank are. Returns `None` for another
     /// action, or if the cell or the result does not exist.
     fn update(&self, request: &Request) -> Option<u64> {
-        let cell = self.endpoint.windows.range(request.remote, request.peer, 8)?;
+        let cell = self
+            .endpoint
+            .windows
+            .range(request.remote, request.peer, 8)?;
         self.endpoint.ring.result(request.local)?;
         let cell = cell.cast::<u64>();
         if !cell.is_aligned() {
@@ -502,7 +499,9 @@ impl Served {
             // SAFETY: `Ring::result` has checked the address that the request names.
             unsafe { Requests::store_result(result, number, value) };
         }
-        let index = number.checked_sub(self.completed).map(|index| index as usize);
+        let index = number
+            .checked_sub(self.completed)
+            .map(|index| index as usize);
         if let Some(pending) = index.and_then(|index| self.pending.get_mut(index)) {
             *pending = true;
         }
@@ -577,10 +576,7 @@ impl Attached {
             lanes,
             depth: DEPTH,
             staging_bytes: STAGING_BYTES,
-            drive: (
-                drive as *const () as u64,
-                Arc::as_ptr(&proxy.shared) as u64,
-            ),
+            drive: (drive as *const () as u64, Arc::as_ptr(&proxy.shared) as u64),
         });
         let endpoint = Endpoint::new(ring, constants, Arc::clone(windows), workspace, &remotes);
         let endpoint = Arc::new(endpoint);

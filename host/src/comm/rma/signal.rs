@@ -231,7 +231,10 @@ impl Window {
     fn own_word(&self, offset: u64) -> Result<WindowPart> {
         let part = self.shared.parts[1][self.comm.rank() as usize].as_ref();
         let (memory, start) = part.ok_or_else(|| {
-            invalid("read a signal", "the window has no part on this rank".to_owned())
+            invalid(
+                "read a signal",
+                "the window has no part on this rank".to_owned(),
+            )
         })?;
         Ok((memory.clone(), start + offset))
     }
@@ -239,7 +242,11 @@ impl Window {
     /// Stores 0 to a word of `rank`'s signal pad, before all later requests to that rank.
     fn store_by_network(&self, rank: u32, offset: u64) {
         if let Some(network) = &self.comm.inner.executor.network {
-            network.store(rank, WindowAddr::new(self.shared.device.signal_pad, offset), 0);
+            network.store(
+                rank,
+                WindowAddr::new(self.shared.device.signal_pad, offset),
+                0,
+            );
         }
     }
 
