@@ -12,30 +12,98 @@
 //! sender after its last write of the slot. Credit and tail only grow; both live where they are
 //! polled: the tail in the receiver's workspace, the credit in the sender's. A block has channels
 //! of its own.
+//!
+//! To a rank that only a network reaches, the contents of a slot, the tail and the credit are
+//! requests ([`crate::net`]). Tail and credit are signals, so they follow the earlier requests.
 
 use crate::args::{In, Out};
-use crate::comm::{Comm, Rank};
+use crate::comm::{Comm, HAS_NETWORK, Rank, WindowAddr};
 use crate::group::{Group, Machine};
 use crate::layout::{ChannelState, FailureKind, LINE};
 use crate::mem::{self, Order, Policy, Scope};
-use crate::session::{Aborted, Session};
+use crate::net::{Action, Request, Requests};
+use crate::session::{Aborted, Session, Unvoted};
 use crate::wait::WaitKind;
+
+/// Returns the index of a block's channel with a peer.
+#[inline(always)]
+fn index(comm: &Comm, block: u32, peer: u32) -> u64 {
+    let peers = match HAS_NETWORK {
+        true => comm.size(),
+        // All ranks are in the team.
+        false => comm.members(),
+    };
+    u64::from(block) * u64::from(peers) + u64::from(peer)
+}
+
+/// Returns the offset in a workspace of a line of the channel with `peer`.
+#[inline(always)]
+fn line_at(comm: &Comm, block: u32, peer: u32, which: u64) -> u64 {
+    comm.workspace().channel_lines + (index(comm, block, peer) * 3 + which) * LINE
+}
+
+/// Returns the offset in a workspace of a slot of the channel from `source`.
+#[inline(always)]
+fn slot_at(comm: &Comm, block: u32, source: u32, fill: u64) -> u64 {
+    let workspace = comm.workspace();
+    let stride = workspace.channel_slot + LINE;
+    let first = index(comm, block, source) * workspace.channel_depth;
+    workspace.channel_slots + (first + fill % workspace.channel_depth.max(1)) * stride
+}
 
 #[inline(always)]
 fn line(comm: &Comm, at: u32, block: u32, peer: u32, which: u64) -> *mut u8 {
-    let index = u64::from(block) * u64::from(comm.members()) + u64::from(comm.member(peer));
-    let offset = comm.workspace().channel_lines + (index * 3 + which) * LINE;
+    let offset = line_at(comm, block, peer, which);
     comm.workspace_of(at).wrapping_add(offset as usize)
 }
 
 #[inline(always)]
 fn slot(comm: &Comm, at: u32, block: u32, source: u32, fill: u64) -> *mut u8 {
-    let workspace = comm.workspace();
-    let index = u64::from(block) * u64::from(comm.members()) + u64::from(comm.member(source));
-    let stride = workspace.channel_slot + LINE;
-    let offset = workspace.channel_slots
-        + (index * workspace.channel_depth + fill % workspace.channel_depth.max(1)) * stride;
+    let offset = slot_at(comm, block, source, fill);
     comm.workspace_of(at).wrapping_add(offset as usize)
+}
+
+/// Returns a request of the session's block for `bytes` bytes at byte `offset` of the workspace of
+/// `peer`.
+#[inline(always)]
+fn request<M: Machine>(
+    session: &Session<M>,
+    action: Action,
+    peer: u32,
+    offset: u64,
+    bytes: u64,
+) -> Request {
+    Request {
+        action,
+        block: session.block().index(),
+        peer,
+        remote: WindowAddr::new(0, offset),
+        local: WindowAddr::NONE,
+        value: [0; 2],
+        bytes,
+        after: 0,
+    }
+}
+
+/// Publishes tail or credit `value` to `peer`. One lane.
+#[inline(always)]
+fn publish<M: Machine>(session: &Session<M>, peer: u32, which: u64, value: u64) {
+    let (comm, block) = (session.comm(), session.block().index());
+    match session.network_to(peer) {
+        Some(ring) => {
+            let at = line_at(comm, block, comm.rank(), which);
+            let signal = Request {
+                value: [value, 0],
+                ..request(session, Action::Signal, peer, at, 8)
+            };
+            session.request(&ring, signal);
+        }
+        None => {
+            let word = line(comm, peer, block, comm.rank(), which).cast::<u64>();
+            // SAFETY: only this block of this rank writes the word.
+            unsafe { mem::store_u64(word, value, Order::Release, Scope::System) };
+        }
+    }
 }
 
 /// Words of the header in a slot: fingerprint of the call, and the message's bytes.
@@ -61,7 +129,7 @@ impl Sender {
     /// Opens the end in the state that the last send left.
     ///
     /// # Safety
-    /// `peer` must be a rank that is reachable by load and store: see [`Comm::reaches`].
+    /// `peer` must be a rank of the communicator.
     #[inline(always)]
     pub unsafe fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
         let comm = session.comm();
@@ -110,27 +178,33 @@ impl Sender {
         let block = session.block();
         block.acquired(Scope::System);
         let part = (message.bytes - sent).min(comm.workspace().channel_slot);
-        let to = slot(&comm, self.peer, block.index(), comm.rank(), self.fill);
-        // SAFETY: the credit says that the slot is free; `from` is readable by the precondition.
-        unsafe {
-            if block.is_leader() {
-                mem::write(
-                    to.cast::<[u64; HEADER_WORDS]>(),
-                    [message.fingerprint, message.bytes],
-                );
+        match session.network_to(self.peer) {
+            // SAFETY: `from` is readable by the precondition.
+            Some(ring) => unsafe { self.stage(session, &ring, message, from, sent, part) },
+            None => {
+                let to = slot(&comm, self.peer, block.index(), comm.rank(), self.fill);
+                // SAFETY: the credit says that the slot is free; `from` is readable by the
+                // precondition.
+                unsafe {
+                    if block.is_leader() {
+                        mem::write(
+                            to.cast::<[u64; HEADER_WORDS]>(),
+                            [message.fingerprint, message.bytes],
+                        );
+                    }
+                    let target = to.add(LINE as usize);
+                    let from = from.add(sent as usize);
+                    crate::bulk::copy(block, target, from, part as usize, Policy::Cached);
+                }
             }
-            let target = to.add(LINE as usize);
-            let from = from.add(sent as usize);
-            crate::bulk::copy(block, target, from, part as usize, Policy::Cached);
         }
         session.publish();
         self.fill += 1;
         if block.is_leader() {
-            let tail = line(&comm, self.peer, block.index(), comm.rank(), 0).cast::<u64>();
+            publish(session, self.peer, 0, self.fill);
             let counters = counters(&comm, block.index(), self.peer);
-            // SAFETY: only this block of this rank writes the tail and its own counters.
+            // SAFETY: only this block of this rank writes its own counters.
             unsafe {
-                mem::store_u64(tail, self.fill, Order::Release, Scope::System);
                 mem::store_u64(
                     &raw mut (*counters).sent,
                     self.fill,
@@ -140,6 +214,62 @@ impl Sender {
             }
         }
         part
+    }
+}
+
+impl Sender {
+    /// Sends `part` bytes of `message` from byte `sent` on to the next slot of a rank that only a
+    /// network reaches, through the block's staging memory. Records a failure. All lanes together.
+    ///
+    /// # Safety
+    /// `from` must be readable for the message.
+    #[inline(always)]
+    unsafe fn stage<M: Machine>(
+        &self,
+        session: &Session<M>,
+        ring: &Requests,
+        message: Message,
+        from: *const u8,
+        sent: u64,
+        part: u64,
+    ) {
+        let (comm, block) = (session.comm(), session.block());
+        let (staging, local, room) = ring.staging(block.index());
+        let slot = slot_at(comm, block.index(), comm.rank(), self.fill);
+        if block.is_leader() {
+            let header = Request {
+                value: [message.fingerprint, message.bytes],
+                ..request(session, Action::Store, self.peer, slot, 16)
+            };
+            session.request(ring, header);
+        }
+        let mut done = 0;
+        while done < part {
+            let mut free = Unvoted::new(());
+            if block.is_leader() {
+                free = session.finish_requests(ring, || ring.reserved());
+            }
+            if session.vote(free).is_err() {
+                return session.faults().record(FailureKind::Abort, 0, 0, 0);
+            }
+            let bytes = room.min(part - done);
+            // SAFETY: the block's staging memory has room for `bytes` bytes, and all requests for it
+            // have been executed; `from` is readable by the precondition.
+            unsafe {
+                let from = from.add((sent + done) as usize);
+                crate::bulk::copy(block, staging, from, bytes as usize, Policy::Cached);
+            }
+            block.publish();
+            if block.is_leader() {
+                let at = slot + LINE + done;
+                let put = Request {
+                    local,
+                    ..request(session, Action::Put, self.peer, at, bytes)
+                };
+                session.request(ring, put);
+            }
+            done += bytes;
+        }
     }
 }
 
@@ -154,7 +284,7 @@ impl Receiver {
     /// Opens the end in the state that the last receive left.
     ///
     /// # Safety
-    /// `peer` must be a rank that is reachable by load and store: see [`Comm::reaches`].
+    /// `peer` must be a rank of the communicator.
     #[inline(always)]
     pub unsafe fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
         let comm = session.comm();
@@ -236,11 +366,10 @@ impl Receiver {
         session.publish();
         self.fill += 1;
         if block.is_leader() {
-            let credit = line(&comm, self.peer, block.index(), comm.rank(), 1).cast::<u64>();
+            publish(session, self.peer, 1, self.fill);
             let counters = counters(&comm, block.index(), self.peer);
-            // SAFETY: only this block of this rank writes the credit and its own counters.
+            // SAFETY: only this block of this rank writes its own counters.
             unsafe {
-                mem::store_u64(credit, self.fill, Order::Release, Scope::System);
                 mem::store_u64(
                     &raw mut (*counters).received,
                     self.fill,
@@ -258,22 +387,10 @@ fn counters(comm: &Comm, block: u32, peer: u32) -> *mut ChannelState {
     line(comm, comm.rank(), block, peer, 2).cast()
 }
 
-/// Fails the launch unless `peer` is reachable by load and store, as channels need. All lanes
-/// together.
-#[inline(always)]
-#[track_caller]
-fn has_channel<M: Machine>(session: &Session<M>, peer: u32) -> Result<(), Aborted> {
-    if session.comm().reaches(peer) {
-        return Ok(());
-    }
-    let ranks = u64::from(session.comm().size());
-    Err(session.refuse(FailureKind::NoRoute, u32::MAX, u64::from(peer), ranks))
-}
-
 /// Sends `from` to `peer`, slot by slot. An empty message takes a slot, too. All lanes together.
 ///
 /// # Errors
-/// [`Aborted`] if the peer is not reachable by load and store, or a rank has failed.
+/// [`Aborted`] if a rank has failed, or after a timeout.
 ///
 /// # Safety
 /// Nothing else may write `from` until the function returns.
@@ -290,8 +407,7 @@ pub unsafe fn send<M: Machine>(
         fingerprint: session.fingerprint(),
         bytes: from.len() as u64,
     };
-    has_channel(session, peer)?;
-    // SAFETY: the peer is reachable.
+    // SAFETY: a `Rank` is a rank of the communicator.
     let mut end = unsafe { Sender::new(session, peer) };
     let mut sent = 0;
     loop {
@@ -317,8 +433,7 @@ pub unsafe fn send<M: Machine>(
 /// together.
 ///
 /// # Errors
-/// [`Aborted`] if the peer is not reachable by load and store, its message does not match, or a
-/// rank has failed.
+/// [`Aborted`] if the message of the peer does not match, if a rank has failed, or after a timeout.
 ///
 /// # Safety
 /// Nothing else may access `to` until the function returns.
@@ -335,8 +450,7 @@ pub unsafe fn receive<M: Machine>(
         fingerprint: session.fingerprint(),
         bytes: to.len() as u64,
     };
-    has_channel(session, peer)?;
-    // SAFETY: the peer is reachable.
+    // SAFETY: a `Rank` is a rank of the communicator.
     let mut end = unsafe { Receiver::new(session, peer) };
     let mut received = 0;
     loop {

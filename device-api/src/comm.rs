@@ -499,7 +499,7 @@ mod tests {
                 metadata.constants.workspace,
             );
             let (most, blocks) = (u64::from(config.max_blocks), u64::from(config.blocks));
-            let slots = blocks * u64::from(team);
+            let slots = blocks * u64::from(size);
             let arrays = [
                 (BLOCKS_AT, most * LINE),
                 (layout.progress, most * LINE),

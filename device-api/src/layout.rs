@@ -126,10 +126,10 @@ impl WorkspaceLayout {
             block_words: next(&mut at, blocks * 8 * BLOCK_WORDS as u64),
             packets: next(&mut at, blocks * 2 * ranks * config.packet_slot),
             packet_slot: config.packet_slot,
-            channel_lines: next(&mut at, blocks * members * 3 * LINE),
+            channel_lines: next(&mut at, blocks * ranks * 3 * LINE),
             channel_slots: next(
                 &mut at,
-                blocks * members * config.channel_depth * (config.channel_slot + LINE),
+                blocks * ranks * config.channel_depth * (config.channel_slot + LINE),
             ),
             channel_slot: config.channel_slot,
             channel_depth: config.channel_depth,

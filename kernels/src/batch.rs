@@ -104,12 +104,12 @@ pub unsafe fn batch(
                     if done(at) != FINISHED && (after >= count || done(after) == FINISHED) {
                         let movable = match op.kind {
                             kind::SEND => {
-                                // SAFETY: the host has checked that the peer is reachable.
+                                // SAFETY: the peer is a rank (precondition).
                                 let end = unsafe { Sender::new(session, op.peer) };
                                 end.acquire(&comm, index)
                             }
                             kind::RECV => {
-                                // SAFETY: the host has checked that the peer is reachable.
+                                // SAFETY: the peer is a rank (precondition).
                                 let end = unsafe { Receiver::new(session, op.peer) };
                                 end.arrived(&comm, index)
                             }
@@ -136,7 +136,7 @@ pub unsafe fn batch(
                     bytes: (to - from) as u64,
                 };
                 let fits = op.kind != kind::RECV
-                    // SAFETY: the host has checked that the peer is reachable.
+                    // SAFETY: the peer is a rank (precondition).
                     || unsafe { Receiver::new(session, op.peer) }.check(session, message);
                 if fits {
                     picked = at + 1;

@@ -142,7 +142,6 @@ fn over_a_network() {
             ..Setup::new(ranks)
         };
         let is_served = |case: &Case| match case.operation {
-            Operation::Send => false,
             Operation::AllReduceNorm => {
                 let rows = case.count.div_ceil(blocks as usize);
                 (rows * case.hidden * case.dtype.size()) as u64 <= capacity

@@ -161,6 +161,10 @@ impl Inner {
         let operation = call.operation();
         let is_served = call.algorithm() == Algorithm::Packet as u8
             || operation.is_collective() && !operation.is_fused()
+            || matches!(
+                operation,
+                Operation::Send | Operation::Recv | Operation::Batch
+            )
             || operation.is_one_sided();
         if is_served {
             return Ok(());
@@ -171,7 +175,6 @@ impl Inner {
         );
         let advice = match operation {
             Operation::AllReduceNorm => "; use packets, and rows that fit a packet slot",
-            Operation::Send | Operation::Recv | Operation::Batch => "; use put of a window",
             _ => "",
         };
         Err(Error::InvalidArgument {

@@ -566,8 +566,8 @@ impl fmt::Display for Failure {
                     None if self.awaited == u32::MAX => {
                         return write!(
                             f,
-                            "rank {} cannot be reached by load and store, which a channel needs: \
-                             put to a window instead",
+                            "rank {} cannot be reached by load and store, which the packets of \
+                             this kernel need: put to a window instead",
                             self.observed
                         );
                     }

@@ -1,10 +1,8 @@
 //! The remote face of windows, on ranks that reach each other by load and store and on a network
 //! that delays and reorders: the same kernels must give the same results.
 
-use fusewire::testing::TestNetwork;
 use fusewire::{
-    Communicator, Compare as HostCompare, DType, Options, Result, SignalUpdate, WindowAccess,
-    WindowOptions,
+    Communicator, Compare as HostCompare, DType, Result, SignalUpdate, WindowAccess, WindowOptions,
 };
 use fusewire_device::channel;
 use fusewire_device::net::SignalOp;
@@ -554,39 +552,82 @@ fn windows_of_the_host_on_a_network() {
     });
 }
 
-#[test]
-fn operations_that_write_to_other_ranks_are_refused_on_a_network() {
-    for message in failing(&by_network(1), |comm| {
-        let input = tensor(&[1f32; 4])?;
-        comm.send(&input, 1 - comm.rank())
-    }) {
-        let texts = ["send", "by load and store", "use put of a window"];
-        assert_contains(&message, &texts);
-    }
-}
-
-/// Sends a word to rank 1 by a channel.
+/// Sends `source` to the next rank by a channel, and receives from the rank before.
 #[kernel]
-fn by_channel(s: &mut Session<impl Machine>, word: In<u64>) -> Result<(), Aborted> {
-    if let (0, Some(peer)) = (s.rank(), s.peer(1)) {
-        // SAFETY: nothing writes the word during the launch.
-        unsafe { channel::send(s, peer, word.bytes()) }?;
+fn by_channel(
+    s: &mut Session<impl Machine>,
+    source: In<u8>,
+    target: Out<u8>,
+) -> Result<(), Aborted> {
+    let (rank, ranks) = (s.rank(), s.ranks());
+    let next = s.peer((rank + 1) % ranks);
+    let before = s.peer((rank + ranks - 1) % ranks);
+    let (Some(next), Some(before)) = (next, before) else {
+        return Ok(());
+    };
+    // The message fits the channel, so every rank may send first. SAFETY: nothing else accesses the
+    // memory during the launch.
+    unsafe {
+        channel::send(s, next, source)?;
+        channel::receive(s, before, target)
     }
-    s.barrier()
 }
 
 #[test]
-fn a_channel_to_a_rank_of_another_team_is_refused() {
-    for lanes in [1, 32] {
-        for message in failing(&by_network(lanes), |comm| {
-            let word = tensor(&[7u64])?;
+fn channels_of_a_kernel_also_work_on_a_network() {
+    let run = |comm: &Communicator| -> Result<()> {
+        for (round, bytes) in [0, 1, 17, 900].into_iter().enumerate() {
+            let value = |rank: u32| vec![(10 * round as u32 + rank) as u8; bytes];
+            let before = (comm.rank() + comm.size() - 1) % comm.size();
+            let source = tensor(&value(comm.rank()))?;
+            let target = zeros(DType::U8, bytes)?;
             comm.kernel(ByChannel {
-                word: (&word).into(),
+                source: (&source).into(),
+                target: (&target).into(),
             })
-            .launch()
+            .launch()?;
+            assert_eq!(target.to_vec::<u8>()?, value(before));
+        }
+        Ok(())
+    };
+    for lanes in [1, 32] {
+        on_both((2, 1, lanes), run);
+        on_both((4, 1, lanes), run);
+    }
+}
+
+/// A message of many slots waits for credits, and a message of another size is a mismatch.
+#[test]
+fn sends_and_receives_on_a_network() {
+    on_networks((2, 2, 1), |comm| {
+        let peer = 1 - comm.rank();
+        let values: Vec<u32> = (0..50_000).map(|i| i * 3 + comm.rank()).collect();
+        for _ in 0..3 {
+            let target = zeros(DType::U32, values.len())?;
+            match comm.rank() {
+                0 => {
+                    comm.send(&tensor(&values)?, peer)?;
+                    comm.recv(&target, peer)?;
+                }
+                _ => {
+                    comm.recv(&target, peer)?;
+                    comm.send(&tensor(&values)?, peer)?;
+                }
+            }
+            let expected = (0..50_000).map(|i| i * 3 + peer);
+            assert!(target.to_vec::<u32>()?.into_iter().eq(expected));
+        }
+        Ok(())
+    });
+    for options in of_networks(&options(1, 1), 1, 7) {
+        for message in failing(&options, |comm| match comm.rank() {
+            0 => {
+                comm.send(&tensor(&[1u8; 4])?, 1)?;
+                await_failure(comm)
+            }
+            _ => comm.recv(&zeros(DType::U8, 5)?, 0),
         }) {
-            let text = "rank 1 cannot be reached by load and store, which a channel needs";
-            assert_contains(&message, &["by_channel", text]);
+            assert_contains(&message, &["recv", "4", "5"]);
         }
     }
 }

@@ -9,8 +9,9 @@ use std::sync::Mutex;
 use super::*;
 use crate::Nonce;
 
-/// Bound of loops that otherwise end by a condition.
-const LIMIT: Duration = Duration::from_secs(10);
+/// Bound of loops that otherwise end by a condition. Less than the time limit of a handshake, so
+/// that no condition becomes true because of that.
+const LIMIT: Duration = Duration::from_secs(9);
 
 /// Memory of an endpoint. An address is the offset of a byte.
 struct Memory {
@@ -250,12 +251,14 @@ fn a_get_does_not_return_the_data_of_a_later_put() {
 
 #[test]
 fn more_answers_than_the_limit_arrive() {
-    let addresses = || (0..10_000).map(|get| 1024 * get);
     let mut nodes = pair(10_000 << 10);
     let data = Random(3).bytes(10_000 << 10);
-    nodes[1].memory.write(0, &data);
-    // The first requests wait for the connection.
-    for bytes in [8, 1024] {
+    nodes[1].memory.write(8, &data[8..]);
+    // The first requests wait for the connection. With the second number of gets, the last ones are
+    // in the receive buffer of the answering side when it reaches its limit.
+    for (gets, bytes) in [(10_000, 8), (4_200, 8), (10_000, 1000)] {
+        nodes[0].send(0, Operation::Signal(1));
+        let addresses = || (0..gets).map(|get| 8 + 1024 * get);
         for at in addresses() {
             nodes[0].send(at, nodes[0].memory.get(at, bytes));
         }
@@ -266,6 +269,7 @@ fn more_answers_than_the_limit_arrive() {
         });
         let is_correct = |at| nodes[0].memory.bytes(at, bytes) == data[at..at + bytes];
         assert!(addresses().all(is_correct));
+        nodes[0].memory.write(0, &vec![0; 10_000 << 10]);
     }
 }
 
@@ -392,6 +396,8 @@ fn forget_ends_the_accesses_to_one_range() {
     nodes[0].send(HALF, nodes[0].memory.put(0, 1024));
     until(&mut nodes, |_| target.word(1 << 20) != 0);
     assert_eq!(target.word(HALF - 8), 0);
+    nodes[1].mesh.forget(endpoint, &|address| address > 0);
+    until(&mut nodes, |_| target.word(8 << 20) != 0);
     target.first.store(HALF as u64, Ordering::Relaxed);
     let selects = |address| address < HALF as u64;
     nodes[1].mesh.forget(endpoint, &selects);
@@ -407,6 +413,7 @@ fn close_and_forget_apply_to_requests_that_wait_for_a_connection() {
     let mut nodes = pair(64);
     let (endpoint, peer) = (nodes[1].endpoint, nodes[0].peer);
     let [(x, at_x), (y, at_y)] = [(); 2].map(|()| nodes[0].open(64));
+    nodes[1].memory.write(0, &[5; 64]);
     for (sender, memory, to) in [(x, &at_x, 16), (y, &at_y, 32)] {
         memory.write(0, &[7; 64]);
         nodes[0].post(sender, endpoint, to, memory.put(0, 8));
@@ -420,7 +427,7 @@ fn close_and_forget_apply_to_requests_that_wait_for_a_connection() {
     exchange(&mut nodes, 0, 1);
     assert_eq!(
         nodes[1].memory.bytes(16, 40),
-        [&[0; 24][..], &[9; 8], &[0; 8]].concat()
+        [[5; 8], [5; 8], [0; 8], [9; 8], [5; 8]].concat()
     );
     assert!(at_x.bytes(0, 64) == [7; 64] && at_y.bytes(0, 64) == [9; 64]);
     assert_eq!(nodes[1].memory.notices.lock().unwrap().len(), 2);
@@ -635,7 +642,6 @@ fn unanswered_dials_do_not_keep_callers_out() {
         nodes[1].send(0, Operation::Signal(1));
     }
     exchange(&mut nodes, 0, 1);
-    assert!(nodes[1].lost.is_empty());
 }
 
 #[test]
