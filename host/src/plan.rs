@@ -79,6 +79,8 @@ pub struct Plan {
     pub reduction: Option<ReductionCode>,
     /// Route through the backend's levels, if the backend is hierarchical.
     pub route: Option<Route>,
+    /// True if the kernels reach some ranks by requests to a network.
+    pub by_network: bool,
 }
 
 impl Plan {
@@ -120,10 +122,15 @@ impl fmt::Display for Plan {
         }
         write!(
             f,
-            "{}: {} ({}), {} block(s), staged in chunks of {} elements, {}",
+            "{}: {} ({}){}, {} block(s), staged in chunks of {} elements, {}",
             self.operation.name(),
             self.algorithm,
             self.reason(),
+            if self.by_network {
+                " over the network"
+            } else {
+                ""
+            },
             self.blocks.min(self.grid.blocks),
             self.chunk,
             if self.bitwise {
@@ -304,6 +311,7 @@ pub(crate) fn plan(op: &Op, agreed: &Agreed<'_>) -> Plan {
         bitwise: algorithm != Algorithm::Nvls || reduction.is_none(),
         reduction,
         route: None,
+        by_network: machine.split,
     }
 }
 
@@ -463,6 +471,7 @@ pub(crate) fn plan_of_backend(op: &Op, backend: &dyn Backend) -> Plan {
         bitwise: reduction.is_none() || backend.is_bitwise(),
         reduction,
         route: backend.route(op),
+        by_network: false,
     }
 }
 

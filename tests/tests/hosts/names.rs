@@ -5,7 +5,8 @@ use core::time::Duration;
 
 use fusewire::testing::reference;
 use fusewire::{
-    Communicator, DType, Determinism, Device, Op, Operation, Options, ReduceOp, ReductionCode,
+    Communicator, DType, Determinism, Device, InterHost, Op, Operation, Options, ReduceOp,
+    ReductionCode,
 };
 use fusewire_tests::cases::{self, Case};
 use fusewire_tests::factor;
@@ -18,6 +19,7 @@ use fusewire_tests::skip::has_gloo;
 /// Time limit of the tests' waits.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 const ANY: &str = "FUSEWIRE_TEST_ANY";
+const INTER_HOST: &str = "FUSEWIRE_TEST_INTER_HOST";
 /// Number of f32 elements in 64 MiB.
 const LARGE: usize = 16 << 20;
 
@@ -26,7 +28,15 @@ fn options(ranks: u32) -> Options {
     if std::env::var(ANY).is_ok() {
         options.determinism = Determinism::Any;
     }
+    if is_over_gloo() {
+        options.inter_host = InterHost::Gloo;
+    }
     options
+}
+
+/// Returns true if Gloo, and not the proxy, connects the hosts of this child.
+fn is_over_gloo() -> bool {
+    std::env::var(INTER_HOST).is_ok_and(|value| value == "gloo")
 }
 
 /// Starts one rank per element of `hosts`, on a host with that name.
@@ -153,7 +163,10 @@ fn conforms() -> bool {
         .expect("set by the parent");
     let comm = Communicator::from_env(Device::Cpu, options(ranks)).expect("a communicator");
     assert_eq!(comm.backend(), "fusewire");
-    assert!(comm.backend_version().contains("gloo between"));
+    assert_eq!(
+        comm.backend_version().contains("gloo between"),
+        is_over_gloo()
+    );
     let any = std::env::var(ANY).is_ok();
     let op = Op::AllReduce {
         count: LARGE,
@@ -161,10 +174,14 @@ fn conforms() -> bool {
         reduction: ReductionCode::Sum,
     };
     let plan = comm.plan(&op).expect("a plan");
-    assert_eq!(plan.bitwise, !any);
     let said = plan.to_string();
-    assert!(said.contains(" hosts: "), "{said}");
-    assert_eq!(said.contains("may differ"), any, "{said}");
+    if is_over_gloo() {
+        assert_eq!(plan.bitwise, !any);
+        assert!(said.contains(" hosts: "), "{said}");
+        assert_eq!(said.contains("may differ"), any, "{said}");
+    } else {
+        assert!(plan.bitwise && said.contains(" over the network"), "{said}");
+    }
     let mut list = list(ranks);
     if any {
         list.retain(|case| !is_inexact(case));
@@ -225,16 +242,20 @@ fn hosts_of(ranks: u32) -> &'static [&'static str] {
 }
 
 fn run_conformance(test: &str, hosts: &[&str], environment: &[(&str, String)]) {
-    if !has_gloo() {
-        return;
+    for connection in ["proxy", "gloo"] {
+        if connection == "gloo" && !has_gloo() {
+            continue;
+        }
+        let mut environment = environment.to_vec();
+        environment.push((INTER_HOST, connection.to_owned()));
+        let mut ranks = on_hosts(test, "conforms", hosts, &environment);
+        for process in &mut ranks.processes {
+            let said = process.next_report(TEST_TIMEOUT).expect("a report");
+            let calls: u64 = said.trim_end_matches(" calls").parse().expect("a number");
+            assert!(calls > 300, "{said}");
+        }
+        ranks.succeed(TEST_TIMEOUT).expect("all ranks");
     }
-    let mut ranks = on_hosts(test, "conforms", hosts, environment);
-    for process in &mut ranks.processes {
-        let said = process.next_report(TEST_TIMEOUT).expect("a report");
-        let calls: u64 = said.trim_end_matches(" calls").parse().expect("a number");
-        assert!(calls > 300, "{said}");
-    }
-    ranks.succeed(TEST_TIMEOUT).expect("all ranks");
 }
 
 #[test]
@@ -287,7 +308,9 @@ fn without_gloo_the_error_says_what_to_build() {
         let error = Communicator::from_env(Device::Cpu, options(2)).expect_err("two hosts");
         let said = error.to_string();
         assert!(
-            said.contains("another host") && said.contains("--features gloo"),
+            said.contains("another host")
+                && said.contains("--features gloo")
+                && said.contains("inter_host proxy"),
             "{said}"
         );
         return;
@@ -299,7 +322,8 @@ fn without_gloo_the_error_says_what_to_build() {
         return;
     }
     let test = "names::without_gloo_the_error_says_what_to_build";
-    let mut ranks = on_hosts(test, "refused", &["x", "y"], &[]);
+    let over_gloo = [(INTER_HOST, "gloo".to_owned())];
+    let mut ranks = on_hosts(test, "refused", &["x", "y"], &over_gloo);
     ranks.succeed(TEST_TIMEOUT).expect("both ranks");
 }
 
