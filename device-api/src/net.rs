@@ -43,7 +43,7 @@
 use crate::comm::{Comm, HAS_NETWORK, WindowAddr};
 use crate::layout::{NetContext, NetCounters, NetEntry};
 use crate::mem::{self, Order, Scope};
-use crate::wait::{WaitContext, WaitKind};
+use crate::wait::WaitContext;
 
 /// Update of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +125,8 @@ pub struct Request {
 const WORDS: usize = 6;
 /// Bit 63 of each word: the lap bit.
 const LAP: u64 = 1 << 63;
+/// Mask of the peer, from bit 32 of the head on.
+const PEER_MASK: u32 = 0xff_ffff;
 /// Position in the head of the bits 63 of the other words.
 const TOPS_AT: usize = 56;
 
@@ -165,7 +167,7 @@ impl Request {
         Some(Self {
             action,
             block: (head >> 8) as u32 & 0xff_ffff,
-            peer: (head >> 32) as u32 & 0xff_ffff,
+            peer: (head >> 32) as u32 & PEER_MASK,
             remote: WindowAddr(remote),
             local,
             value,
@@ -284,10 +286,10 @@ impl Requests {
             mem::fetch_add_u64(reserved, 1, Order::Relaxed, Scope::Device)
         };
         let (entry, depth) = (self.entry(number), self.context.depth);
-        let (me, room) = (ctx.comm.rank(), number.wrapping_sub(depth));
+        let room = number.wrapping_sub(depth);
         // The entry is written inside the wait: where lanes run in lock step, a lane that has room
         // must not wait for one that needs the first lane's request to be executed.
-        ctx.until(WaitKind::Network, me, room, || {
+        ctx.until_executed(|| self.oldest_peer(ctx), room, || {
             let completed = self.completed();
             if number >= completed + depth {
                 return Err(completed);
@@ -341,7 +343,7 @@ impl Requests {
         block: u32,
         lane: u32,
     ) -> Option<[u64; 2]> {
-        ctx.until(WaitKind::Network, ctx.comm.rank(), 0, || {
+        ctx.until_executed(|| self.oldest_peer(ctx), 0, || {
             self.last_result(block, lane).ok_or(PENDING)
         })
     }
@@ -380,6 +382,18 @@ impl Requests {
         }
     }
 
+    /// Returns the peer of the oldest request that has not been executed, for messages.
+    fn oldest_peer(&self, ctx: &WaitContext) -> u32 {
+        let entry = self.entry(self.completed());
+        // SAFETY: the entry is in the ring, and is only accessed atomically.
+        let head = unsafe { mem::load_u64(entry, Order::Relaxed, Scope::System) };
+        let peer = (head >> 32) as u32 & PEER_MASK;
+        match peer < ctx.comm.size() {
+            true => peer,
+            false => ctx.comm.rank(),
+        }
+    }
+
     /// Returns the number of requests that the device has reserved.
     #[inline(always)]
     pub(crate) fn reserved(&self) -> u64 {
@@ -406,7 +420,7 @@ impl Requests {
     /// Waits until the requests below `count` have been executed. Any lane by itself.
     #[inline(always)]
     pub(crate) fn finish(&self, ctx: &WaitContext, count: u64) -> Option<()> {
-        ctx.until(WaitKind::Network, ctx.comm.rank(), count, || {
+        ctx.until_executed(|| self.oldest_peer(ctx), count, || {
             let completed = self.completed();
             if completed >= count {
                 Ok(())

@@ -249,6 +249,20 @@ impl WaitContext {
             .value()
     }
 
+    /// Does what [`WaitContext::until`] does for requests to a network. `peer` returns the peer of
+    /// the one that is late, for the message. The wait does not end earlier if that peer is dead,
+    /// because requests to it are executed in any case.
+    #[inline(always)]
+    pub(crate) fn until_executed<T>(
+        &self,
+        peer: impl Fn() -> u32,
+        expected: u64,
+        poll: impl Fn() -> Result<T, u64>,
+    ) -> Option<T> {
+        self.poll::<T, false>(WaitKind::Network, peer, expected, Absence::Fails, poll)
+            .value()
+    }
+
     /// Does what [`WaitContext::until`] does. Fails also if the wait ends after it has stalled and
     /// another rank is then in a different call: signals of windows do not carry the call.
     /// `awaited` is called when the wait stalls.
@@ -346,6 +360,7 @@ impl WaitContext {
                     .outlined()
                     .dead_contributor()
                     .unwrap_or_else(|| self.comm.rank()),
+                WaitKind::Network => self.comm.rank(),
                 _ => late,
             };
             // A wait for a tile of this rank's own input times out earlier, so that this rank is

@@ -1,9 +1,11 @@
 //! Emulates two hosts with two network namespaces of this machine, connected by a virtual cable.
 
+use core::time::Duration;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::thread;
 
 /// Two namespaces, `a` and `b`, with one address each. Dropping the value removes the namespaces.
 #[derive(Debug)]
@@ -25,6 +27,22 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
     }
     let said = String::from_utf8_lossy(&ran.stderr).trim().to_owned();
     Err(format!("ip {}: {said}", arguments.join(" ")))
+}
+
+/// Waits until the system reports that the link is up, which it does some time after both ends were
+/// set up.
+fn await_up(namespace: &str, link: &str) -> Result<(), String> {
+    for _ in 0..500 {
+        let shown = Command::new("ip")
+            .args(["-n", namespace, "-o", "link", "show", "dev", link])
+            .output()
+            .map_err(|error| format!("ip: {error}"))?;
+        if String::from_utf8_lossy(&shown.stdout).contains("state UP") {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Err(format!("the link {link} did not come up"))
 }
 
 impl Cable {
@@ -53,6 +71,9 @@ impl Cable {
             ip(&["-n", name, "addr", "add", &address, "dev", link])?;
             ip(&["-n", name, "link", "set", link, "up"])?;
             ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        for (name, link) in cable.names.iter().zip(&cable.links) {
+            await_up(name, link)?;
         }
         Ok(cable)
     }

@@ -283,24 +283,31 @@ impl Inner {
             return error;
         }
         failure.progress = self.progress();
-        let has_left = match self.group.processes.get(failure.rank as usize) {
-            Some(Some((pid, start))) => !process::has_ended(*pid, *start),
-            // The end of a process on another host sets no mark.
-            Some(None) => true,
-            None => false,
-        };
-        let network = self.executor.network.as_ref();
-        let loss = network.and_then(|network| network.reason_of_loss(failure.rank));
-        if failure.kind == FailureKind::Dead && loss.is_some() {
-            failure.detail = loss;
-        } else if failure.kind == FailureKind::Dead && has_left {
-            failure.detail = Some(format!(
-                "rank {} has left the communicator: it called finalize, or dropped its last \
-                 handle, for example because its thread returned or panicked",
-                failure.rank
-            ));
+        if failure.kind == FailureKind::Dead {
+            failure.detail = self.detail_of_end(failure.rank);
         }
         failure.into_error()
+    }
+
+    /// Returns what this rank knows about the end of `rank`, unless its process has ended.
+    fn detail_of_end(&self, rank: u32) -> Option<String> {
+        let network = self.executor.network.as_ref();
+        if let Some(reason) = network.and_then(|network| network.reason_of_loss(rank)) {
+            return Some(format!("rank {rank} can no longer be reached: {reason}"));
+        }
+        match self.group.processes.get(rank as usize) {
+            Some(Some((pid, start))) if process::has_ended(*pid, *start) => None,
+            Some(Some(_)) => Some(format!(
+                "rank {rank} has left the communicator: it called finalize, or dropped its last \
+                 handle, for example because its thread returned or panicked"
+            )),
+            // A process on another host.
+            Some(None) => Some(format!(
+                "rank {rank} has left the communicator, its process has ended, or it can no longer \
+                 be reached"
+            )),
+            None => None,
+        }
     }
 
     /// Returns the activity of every rank, from the progress words.

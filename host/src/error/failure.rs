@@ -289,7 +289,7 @@ impl Failure {
                 5 => "its data",
                 6 => "its signal",
                 TILE => TILE_WORDS,
-                9 => "its network requests",
+                9 => "network requests to it",
                 10 => "room in the queue to it",
                 11 => "rows from its queue",
                 GRID => GRID_WORDS,

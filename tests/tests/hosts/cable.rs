@@ -5,7 +5,7 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fusewire::{Communicator, Determinism, Device, Options, ReduceOp, new_comm};
+use fusewire::{Communicator, Determinism, Device, InterHost, Options, ReduceOp, new_comm};
 use fusewire_tests::netns::{self, ADDRESSES, Cable};
 use fusewire_tests::process::{Process, free_port, report, role, start};
 use fusewire_tests::runner::Setup;
@@ -15,7 +15,8 @@ use fusewire_tests::skip::{has_gloo, skip};
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Timeout of the operations over the cut cable.
 const TIMEOUT: Duration = Duration::from_secs(3);
-const ANY: &str = "FUSEWIRE_TEST_ANY";
+/// Connection of the hosts: `proxy`, `gloo`, or `any by gloo`.
+const BY: &str = "FUSEWIRE_TEST_BY";
 const NAMESPACE: &str = "FUSEWIRE_TEST_NAMESPACE";
 /// Number of f32 elements in 64 MiB.
 const LARGE: usize = 16 << 20;
@@ -48,9 +49,6 @@ fn at_both_ends(test: &str, role: &str, cable: &Cable, more: &[(&str, &str)]) ->
 }
 
 fn cable(tag: &str) -> Option<Cable> {
-    if !has_gloo() {
-        return None;
-    }
     match Cable::new(tag) {
         Ok(cable) => Some(cable),
         Err(reason) => {
@@ -88,23 +86,27 @@ fn sums_of_large() -> bool {
     options.testing.spins = Some(200);
     let comm = Communicator::from_env(Device::Cpu, options.clone()).expect("a communicator");
     let (store, rank) = (Arc::clone(comm.store()), comm.rank());
-    options.determinism = Determinism::Any;
-    let any = Communicator::new(
-        Device::Cpu,
-        rank,
-        4,
-        Arc::clone(&store),
-        "any",
-        options.clone(),
-    )
-    .expect("a communicator");
-    options.store = Some(store);
+    options.store = Some(Arc::clone(&store));
     options.rank_size = Some((rank, 4));
-    let flat = new_comm("gloo", Device::Cpu, "flat", options).expect("gloo");
+    let mut comms = vec![("proxy", comm)];
+    if has_gloo() {
+        options.inter_host = InterHost::Gloo;
+        for (name, determinism) in [
+            ("bitwise by gloo", Determinism::Bitwise),
+            ("any by gloo", Determinism::Any),
+        ] {
+            options.determinism = determinism;
+            let store = Arc::clone(&store);
+            let comm = Communicator::new(Device::Cpu, rank, 4, store, name, options.clone());
+            comms.push((name, comm.expect("a communicator")));
+        }
+        let flat = new_comm("gloo", Device::Cpu, "flat", options).expect("gloo");
+        comms.push(("flat gloo", flat));
+    }
     let value = |rank: u32, i: usize| (i % 1021) as f32 * 0.5 + rank as f32;
     let mut x = vec![0f32; LARGE];
     let mut said = Vec::new();
-    for (name, comm) in [("bitwise", &comm), ("any", &any), ("flat gloo", &flat)] {
+    for (name, comm) in &comms {
         x.iter_mut()
             .enumerate()
             .for_each(|(i, x)| *x = value(rank, i));
@@ -121,11 +123,11 @@ fn sums_of_large() -> bool {
         said.push(format!("{name} {:.0} ms", best * 1e3));
     }
     report(said.join(", "));
-    for comm in [&flat, &any, &comm] {
+    for (_, comm) in &comms {
         comm.barrier().expect("a barrier");
     }
     // Rank 0 serves the store, so every rank must finalize before rank 0 exits.
-    for comm in [&flat, &any, &comm] {
+    for (_, comm) in &comms {
         comm.finalize().expect("an end");
     }
     true
@@ -160,8 +162,13 @@ fn sums_without_end() -> bool {
     enter();
     let mut options = Setup::new(4).options();
     options.timeout = Duration::from_secs(30);
-    if std::env::var(ANY).is_ok() {
-        options.determinism = Determinism::Any;
+    match std::env::var(BY).as_deref() {
+        Ok("proxy") => {}
+        Ok("gloo") => options.inter_host = InterHost::Gloo,
+        _ => {
+            options.inter_host = InterHost::Gloo;
+            options.determinism = Determinism::Any;
+        }
     }
     let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
     let comm = comm.with_timeout(TIMEOUT);
@@ -184,12 +191,14 @@ fn sums_without_end() -> bool {
     true
 }
 
-fn cut(test: &str, tag: &str, any: bool) {
+fn cut(test: &str, tag: &str, by: &str) {
+    if by != "proxy" && !has_gloo() {
+        return;
+    }
     let Some(cable) = cable(tag) else {
         return;
     };
-    let any: &[_] = if any { &[(ANY, "1")] } else { &[] };
-    let mut ranks = at_both_ends(test, "cut", &cable, any);
+    let mut ranks = at_both_ends(test, "cut", &cable, &[(BY, by)]);
     for process in &mut ranks {
         assert_eq!(process.next_report(TEST_TIMEOUT).as_deref(), Ok("started"));
     }
@@ -214,13 +223,23 @@ fn a_cut_cable_is_an_error_on_all_ranks() {
     if sums_without_end() {
         return;
     }
-    cut("cable::a_cut_cable_is_an_error_on_all_ranks", "c", false);
+    cut("cable::a_cut_cable_is_an_error_on_all_ranks", "c", "proxy");
 }
 
 #[test]
-fn a_cut_cable_is_an_error_in_any_order() {
+fn a_cut_cable_of_gloo_is_an_error_on_all_ranks() {
     if sums_without_end() {
         return;
     }
-    cut("cable::a_cut_cable_is_an_error_in_any_order", "d", true);
+    let test = "cable::a_cut_cable_of_gloo_is_an_error_on_all_ranks";
+    cut(test, "g", "gloo");
+}
+
+#[test]
+fn a_cut_cable_of_gloo_is_an_error_in_any_order() {
+    if sums_without_end() {
+        return;
+    }
+    let test = "cable::a_cut_cable_of_gloo_is_an_error_in_any_order";
+    cut(test, "d", "any by gloo");
 }
