@@ -289,20 +289,26 @@ impl Requests {
         let room = number.wrapping_sub(depth);
         // The entry is written inside the wait: where lanes run in lock step, a lane that has room
         // must not wait for one that needs the first lane's request to be executed.
-        ctx.until_executed(|| self.oldest_peer(ctx), room, || {
-            let completed = self.completed();
-            if number >= completed + depth {
-                return Err(completed);
-            }
-            mem::fence(Order::Release, Scope::System);
-            for (index, word) in request.words().into_iter().enumerate() {
-                let word = word | self.lap(number);
-                // SAFETY: the number is this lane's, the entry's last request has been executed,
-                // and an entry has more words than a request.
-                unsafe { mem::store_u64(entry.add(index), word, Order::Relaxed, Scope::System) };
-            }
-            Ok(())
-        })?;
+        ctx.until_executed(
+            || self.oldest_peer(ctx),
+            room,
+            || {
+                let completed = self.completed();
+                if number >= completed + depth {
+                    return Err(completed);
+                }
+                mem::fence(Order::Release, Scope::System);
+                for (index, word) in request.words().into_iter().enumerate() {
+                    let word = word | self.lap(number);
+                    // SAFETY: the number is this lane's, the entry's last request has been executed,
+                    // and an entry has more words than a request.
+                    unsafe {
+                        mem::store_u64(entry.add(index), word, Order::Relaxed, Scope::System)
+                    };
+                }
+                Ok(())
+            },
+        )?;
         Some(number)
     }
 
@@ -343,9 +349,11 @@ impl Requests {
         block: u32,
         lane: u32,
     ) -> Option<[u64; 2]> {
-        ctx.until_executed(|| self.oldest_peer(ctx), 0, || {
-            self.last_result(block, lane).ok_or(PENDING)
-        })
+        ctx.until_executed(
+            || self.oldest_peer(ctx),
+            0,
+            || self.last_result(block, lane).ok_or(PENDING),
+        )
     }
 
     /// Appends an update of a cell for lane `lane` of the request's block, after the lane's last
@@ -420,14 +428,18 @@ impl Requests {
     /// Waits until the requests below `count` have been executed. Any lane by itself.
     #[inline(always)]
     pub(crate) fn finish(&self, ctx: &WaitContext, count: u64) -> Option<()> {
-        ctx.until_executed(|| self.oldest_peer(ctx), count, || {
-            let completed = self.completed();
-            if completed >= count {
-                Ok(())
-            } else {
-                Err(completed)
-            }
-        })
+        ctx.until_executed(
+            || self.oldest_peer(ctx),
+            count,
+            || {
+                let completed = self.completed();
+                if completed >= count {
+                    Ok(())
+                } else {
+                    Err(completed)
+                }
+            },
+        )
     }
 
     /// Returns request `number`, or `None` if the device has not appended it yet. For the agent,

@@ -1037,6 +1037,13 @@ pub const fn sequence_of(call: u64, base: u64) -> u64 {
 /// `kind` and sets the abort word of every peer, if the communicator has not failed before.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub fn abort(comm: &Comm, kind: FailureKind) {
+    blame(comm, kind, WaitKind::Launch, comm.rank());
+}
+
+/// Records a failure of this rank, which `blamed` has caused, and stops the ranks of the team. For
+/// the host.
+#[cold]
+pub fn blame(comm: &Comm, kind: FailureKind, wait: WaitKind, blamed: u32) {
     let state = WaitContext::block_state(comm, 0);
     // SAFETY: the state lies in the workspace; its words are only accessed atomically.
     let finished =
@@ -1054,8 +1061,7 @@ pub fn abort(comm: &Comm, kind: FailureKind) {
     ctx.sequence = sequence_of(progress.call, finished);
     ctx.call = Call::from_progress(progress.call);
     ctx.count = progress.count & 0xffff_ffff_ffff;
-    let rank = comm.rank();
-    ctx.fail(kind, WaitKind::Launch, rank, rank, 0, 0, 0);
+    ctx.fail(kind, wait, blamed, blamed, 0, 0, 0);
 }
 
 #[inline(always)]

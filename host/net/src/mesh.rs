@@ -2,8 +2,8 @@
 //!
 //! Processes open *endpoints*, which own memory. A request names an endpoint of another process and
 //! an address in its memory: it writes, reads, stores, signals, or updates a word there. All
-//! requests to a process, of all endpoints, use one TCP connection, and are executed in order.
-//! Connections are opened at the first request.
+//! requests to a process, of all endpoints, use one TCP connection, and are executed in order. But a
+//! get may also return the data of later puts. Connections are opened at the first request.
 //!
 //! - **Who may overwrite what:** the mesh of the process that owns an endpoint writes its memory,
 //!   for requests of others; the mesh of the sender reads the source of a put;
@@ -25,7 +25,8 @@
 //! # Security
 //! As for [`Tcp`](crate::Tcp): both sides prove that they know the secret of the URL; the bytes are
 //! neither encrypted nor authenticated. Endpoints have random numbers. A process that knows the URL
-//! and the number of an endpoint can access the memory that the endpoint permits, and nothing else.
+//! and the number of an endpoint can access the memory that the endpoint permits, and no other. A
+//! process that knows the URL could pretend to be another such process, and close its connections.
 
 mod connection;
 mod message;
@@ -64,11 +65,15 @@ const MAX_CALLERS: usize = 1024;
 /// Time after which a caller that has not sent its hello makes room for another one.
 const CALLER_TIME: Duration = Duration::from_secs(1);
 
+/// Time after which a process that receives nothing is lost, although its host answers. Longer than
+/// a usual stop in a debugger.
+const SILENCE: Duration = Duration::from_secs(60);
+
 /// Time for which requests that have arrived are still executed after the connection in the other
 /// direction has ended.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Maximum number of payload bytes that [`Mesh::poll`] receives from a connection.
+/// Approximate number of bytes that [`Mesh::poll`] receives from a connection.
 const POLL_BYTES: usize = 1 << 20;
 
 /// Maximum number of answers that wait to be sent on a connection. If a peer does not receive them,
@@ -175,6 +180,8 @@ pub enum Event {
         sender: u64,
         /// Number of the request.
         number: u64,
+        /// True if the process that it was for can no longer be reached.
+        is_lost: bool,
         /// Reason, as a sentence.
         reason: String,
     },
@@ -216,6 +223,8 @@ pub struct Mesh {
     /// Connections with messages to send.
     to_send: Vec<usize>,
     /// Number of connections whose handshake has not ended.
+    handshakes: usize,
+    /// Number of those among them that others have opened.
     callers: usize,
     /// Number of processes that are about to be lost.
     losing: usize,
@@ -269,6 +278,7 @@ impl Mesh {
             connections: Vec::new(),
             free: Vec::new(),
             to_send: Vec::new(),
+            handshakes: 0,
             callers: 0,
             losing: 0,
             events: Vec::new(),
@@ -291,28 +301,17 @@ impl Mesh {
 
     /// Returns the time after which [`Mesh::poll`] must be called, if there is one.
     pub fn next_limit(&self) -> Option<Duration> {
-        (self.callers > 0 || self.losing > 0).then_some(Duration::from_millis(100))
+        (self.handshakes > 0 || self.losing > 0).then_some(Duration::from_millis(100))
     }
 
-    /// Opens an endpoint and returns its random number.
-    ///
-    /// # Errors
-    /// [`Error::Call`] if the system has no random numbers.
-    pub fn open(&mut self, make: impl FnOnce(u64) -> Arc<dyn Endpoint>) -> Result<u64> {
-        let mut bytes = [0; 8];
-        crate::url::fill_random(&mut bytes)?;
-        let number = u64::from_ne_bytes(bytes);
-        self.endpoints.insert(number, make(number));
-        Ok(number)
-    }
-
-    /// Opens an endpoint with this number, which must be random.
-    pub fn open_as(&mut self, number: u64, endpoint: Arc<dyn Endpoint>) {
+    /// Opens an endpoint with this number, which must be random: who knows it can access the
+    /// endpoint's memory.
+    pub fn open(&mut self, number: u64, endpoint: Arc<dyn Endpoint>) {
         self.endpoints.insert(number, endpoint);
     }
 
-    /// Closes an endpoint: its memory is no longer accessed, requests of it that have not been sent
-    /// are dropped, and requests for it have no effect. Its notices are still sent.
+    /// Closes an endpoint: its memory is no longer accessed, puts, stores and signals of it that have
+    /// not been sent are dropped, and requests for it have no effect. Its notices are still sent.
     pub fn close(&mut self, endpoint: u64) {
         self.endpoints.remove(&endpoint);
         for connection in self.connections.iter_mut().flatten() {
@@ -391,7 +390,9 @@ impl Mesh {
                 Body::Memory(range(local, bytes)),
                 None,
             ),
-            Operation::Store { values, bytes } => (Kind::Store, values, bytes, Body::Nothing, None),
+            Operation::Store { values, bytes } => {
+                (Kind::Store, values, bytes.min(16), Body::Nothing, None)
+            }
             Operation::Signal(word) => (Kind::Signal, [word, 0], 8, Body::Nothing, None),
             Operation::Get { local, bytes } => {
                 let target = range(local, bytes);
@@ -461,7 +462,7 @@ impl Mesh {
             }
         }
         is_busy |= self.flush();
-        if self.callers > 0 || self.losing > 0 {
+        if self.handshakes > 0 || self.losing > 0 {
             self.enforce_limits();
         }
         events.append(&mut self.events);
@@ -480,6 +481,12 @@ impl Mesh {
 
 /// Data of the listener's events.
 const LISTENER: u64 = u64::MAX;
+
+fn socket_of(fd: impl Into<OwnedFd>) -> io::Result<Socket> {
+    let socket = Socket::new(fd, true)?;
+    socket.set_user_timeout(SILENCE)?;
+    Ok(socket)
+}
 
 fn listen(address: IpAddr) -> io::Result<TcpListener> {
     let address = SocketAddr::new(address, 0);
@@ -532,7 +539,8 @@ impl Mesh {
         }
         match watched {
             Ok(()) => {
-                self.callers += 1;
+                self.handshakes += 1;
+                self.callers += usize::from(!connection.is_outgoing);
                 self.connections[index] = Some(connection);
                 Ok(index)
             }
@@ -546,7 +554,10 @@ impl Mesh {
     /// Removes a connection, which closes it.
     fn remove(&mut self, index: usize) -> Option<Connection> {
         let connection = self.connections.get_mut(index)?.take()?;
-        self.callers -= usize::from(!matches!(connection.stage, Stage::Open));
+        if !matches!(connection.stage, Stage::Open) {
+            self.handshakes -= 1;
+            self.callers -= usize::from(!connection.is_outgoing);
+        }
         self.to_send.retain(|listed| *listed != index);
         self.free.push(index);
         Some(connection)
@@ -596,10 +607,12 @@ impl Mesh {
         }
     }
 
+    /// Reports a request that a lost process does not answer.
     fn refuse_expected(&mut self, expected: Expected, reason: &str) {
         self.events.push(Event::Refused {
             sender: expected.sender,
             number: expected.number,
+            is_lost: true,
             reason: reason.to_owned(),
         });
     }
@@ -623,7 +636,7 @@ impl Mesh {
             _ => {}
         }
         let deadline = Instant::now() + HANDSHAKE_TIME;
-        let mut connection = Connection::new(Socket::new(socket, true)?, Stage::Dialing, deadline);
+        let mut connection = Connection::new(socket_of(socket)?, Stage::Dialing, deadline);
         connection.peer = Some(index);
         let at = self.add(connection, libc::EPOLLIN | libc::EPOLLOUT)?;
         self.processes[index].outgoing = Some(at);
@@ -642,7 +655,7 @@ impl Mesh {
                     return;
                 }
             };
-            let challenged = Socket::new(accepted, true).and_then(|socket| {
+            let challenged = socket_of(accepted).and_then(|socket| {
                 let challenge = Challenge::new().map_err(io::Error::other)?;
                 let deadline = Instant::now() + HANDSHAKE_TIME;
                 let connection = Connection::new(socket, Stage::Accepted(challenge), deadline);
@@ -680,9 +693,7 @@ impl Mesh {
         }
         let has_ended = flags & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
         let received = match &connection.stage {
-            Stage::Open if connection.is_clogged && has_ended => {
-                Err(io::Error::other("the peer closed the connection"))
-            }
+            Stage::Open if connection.is_clogged && has_ended => self.mute(index),
             Stage::Open => self.receive(index),
             _ => self.handshake(index),
         };
@@ -809,6 +820,16 @@ impl Mesh {
                     });
                 }
             });
+            let sent = match sent {
+                // The peer receives no answers any more, but its requests may have arrived.
+                Err(_) if !connection.is_outgoing => {
+                    if let Err(error) = self.mute(index) {
+                        self.end(index, &error);
+                    }
+                    continue;
+                }
+                sent => sent,
+            };
             let is_full = connection.is_full;
             let was_clogged = connection.is_clogged;
             connection.is_clogged &= connection.queue.len() >= MAX_ANSWERS / 2;
@@ -827,6 +848,19 @@ impl Mesh {
             }
         }
         is_busy
+    }
+
+    /// Discards the answers of a connection whose peer receives none any more, and executes the
+    /// requests that have arrived.
+    fn mute(&mut self, index: usize) -> io::Result<()> {
+        if let Some(connection) = &mut self.connections[index] {
+            connection.queue.clear();
+            connection.is_mute = true;
+            connection.is_full = false;
+            connection.is_clogged = false;
+        }
+        self.watch_as_needed(index)?;
+        self.receive(index)
     }
 
     /// Waits for the events that the connection needs.
@@ -920,7 +954,8 @@ impl Mesh {
         };
         connection.stage = Stage::Open;
         connection.deadline = None;
-        self.callers -= 1;
+        self.handshakes -= 1;
+        self.callers -= usize::from(!connection.is_outgoing);
         let peer = connection.peer.filter(|_| connection.is_outgoing);
         if let Some(peer) = peer {
             for (message, expected) in self.processes[peer].waiting.drain(..) {
@@ -1016,7 +1051,8 @@ impl Mesh {
     }
 
     fn answer(&mut self, index: usize, request: Head, kind: Kind, value: u64, body: Body) {
-        let Some(connection) = &mut self.connections[index] else {
+        let open = self.connections[index].as_mut();
+        let Some(connection) = open.filter(|connection| !connection.is_mute) else {
             return;
         };
         let head = Head {
@@ -1036,6 +1072,16 @@ impl Mesh {
         }
     }
 
+    /// Reports a request that the peer has refused.
+    fn refuse(&mut self, head: &Head, reason: &str) {
+        self.events.push(Event::Refused {
+            sender: head.sender,
+            number: head.number,
+            is_lost: false,
+            reason: reason.to_owned(),
+        });
+    }
+
     /// Handles the head of an answer.
     fn answered(&mut self, index: usize, head: Head) -> io::Result<()> {
         let Some(connection) = &mut self.connections[index] else {
@@ -1044,18 +1090,14 @@ impl Mesh {
         let refused = "the peer refused it: the range is not in the memory of the peer, or the \
                        peer has left";
         if head.kind == Kind::Refused {
-            self.events.push(Event::Refused {
-                sender: head.sender,
-                number: head.number,
-                reason: refused.to_owned(),
-            });
+            self.refuse(&head, refused);
             return Ok(());
         }
         let expected = connection.expected.pop_front().ok_or_else(invalid)?;
         let Expected { sender, number, .. } = expected;
         let fits = (sender, number) == (head.sender, head.number);
         match (head.kind, expected.kind) {
-            (Kind::NoAnswer, _) if fits => self.refuse_expected(expected, refused),
+            (Kind::NoAnswer, _) if fits => self.refuse(&head, refused),
             (Kind::Value, Kind::Add | Kind::Swap) if fits => self.events.push(Event::Completed {
                 sender,
                 number,

@@ -46,6 +46,11 @@ impl Socket {
         (process != 0).then_some(process)
     }
 
+    /// Sets the time after which the connection ends if the peer does not receive what was sent.
+    pub(super) fn set_user_timeout(&self, time: Duration) -> io::Result<()> {
+        SockRef::from(&self.0).set_tcp_user_timeout(Some(time))
+    }
+
     /// Returns the error of a connection attempt, if there is one.
     pub(super) fn take_error(&self) -> io::Result<()> {
         SockRef::from(&self.0).take_error()?.map_or(Ok(()), Err)

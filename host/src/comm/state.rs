@@ -353,6 +353,17 @@ impl Inner {
         }
     }
 
+    /// Stops the communicator on all reachable ranks, because `rank` can no longer be reached.
+    pub(super) fn fail_for_lost(&self, rank: u32) {
+        if self.executor.abort_word() == 0 {
+            // SAFETY: the constants live as long as `self`, and the workspaces of this rank's team
+            // are mapped.
+            let comm = unsafe { Comm::new(&raw const *self.executor.constants) };
+            wait::blame(&comm, FailureKind::Dead, wait::WaitKind::Network, rank);
+        }
+        let _ = self.check();
+    }
+
     /// Like [`wait::abort`], by copies: writes this rank's record, then every rank's abort word.
     fn abort_on_gpu(&self, kind: FailureKind) {
         let rank = self.executor.constants.rank;

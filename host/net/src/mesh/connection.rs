@@ -146,6 +146,8 @@ pub(super) struct Connection {
     arrived: usize,
     /// True if the socket accepts no more bytes.
     pub(super) is_full: bool,
+    /// True if the peer receives no answers any more.
+    pub(super) is_mute: bool,
     /// True if no more requests are received until answers have been sent.
     pub(super) is_clogged: bool,
     /// True if the connection is in the mesh's list of those with messages to send.
@@ -167,6 +169,7 @@ impl Connection {
             payload: None,
             arrived: 0,
             is_full: false,
+            is_mute: false,
             is_clogged: false,
             is_listed: false,
         }
@@ -279,6 +282,8 @@ impl Connection {
                 return Ok(Received::Head(head));
             } else if *budget == 0 || !self.receiver.fill(&self.socket)? {
                 return Ok(Received::Nothing);
+            } else {
+                *budget = budget.saturating_sub(self.receiver.buffered());
             }
         }
     }

@@ -91,9 +91,18 @@ struct State {
     served: HashMap<u64, Served>,
     events: Vec<Event>,
     /// Communicators that must be stopped, and the reasons.
-    reports: Vec<(Weak<Inner>, String)>,
+    reports: Vec<(Weak<Inner>, Report)>,
     /// References to this proxy to drop, which is only possible without the lock.
     unused: Vec<Arc<Proxy>>,
+}
+
+/// Reason to stop a communicator.
+#[derive(Debug)]
+enum Report {
+    /// This rank can no longer be reached, and does not answer a request.
+    Lost(u32),
+    /// A request cannot be executed.
+    Refused(String),
 }
 
 /// A rank whose requests the proxy executes.
@@ -107,8 +116,8 @@ struct Served {
     remotes: Vec<Option<RemoteRank>>,
     /// Number of requests that have been executed, without gaps.
     completed: u64,
-    /// For each request that was taken since then: true if it has been executed.
-    pending: VecDeque<bool>,
+    /// For each request that was taken since then, its peer, until it has been executed.
+    pending: VecDeque<Option<u32>>,
     /// Where the results of updates go, by the numbers of the requests.
     results: HashMap<u64, WindowAddr>,
     /// Progress that each rank has been told last.
@@ -283,9 +292,13 @@ impl Shared {
         let unused = core::mem::take(&mut state.unused);
         drop(state);
         drop(unused);
-        for (inner, reason) in reports {
-            if let Some(inner) = inner.upgrade() {
-                inner.stop(inner.group.error(reason));
+        for (inner, report) in reports {
+            let Some(inner) = inner.upgrade() else {
+                continue;
+            };
+            match report {
+                Report::Lost(rank) => inner.fail_for_lost(rank),
+                Report::Refused(reason) => inner.stop(inner.group.error(reason)),
             }
         }
     }
@@ -329,11 +342,21 @@ impl State {
                 Event::Refused {
                     sender,
                     number,
+                    is_lost,
                     reason,
                 } => {
                     if let Some(served) = self.served.get(&sender) {
-                        let reason = format!("network request {number}: {reason}");
-                        self.reports.push((served.inner.clone(), reason));
+                        let report = match served.peer_of(number) {
+                            Some(rank) if is_lost => {
+                                served.endpoint.lose(rank, &reason);
+                                Report::Lost(rank)
+                            }
+                            Some(rank) => Report::Refused(format!(
+                                "network request {number} to rank {rank}: {reason}"
+                            )),
+                            None => Report::Refused(format!("network request {number}: {reason}")),
+                        };
+                        self.reports.push((served.inner.clone(), report));
                     }
                 }
                 Event::Lost { peer, reason } => {
@@ -351,6 +374,12 @@ impl State {
 }
 
 impl Served {
+    /// Returns the peer of a request that has not been executed.
+    fn peer_of(&self, number: u64) -> Option<u32> {
+        let index = number.checked_sub(self.completed)?;
+        *self.pending.get(index as usize)?
+    }
+
     /// Returns true if all ranks of connected processes have left.
     fn is_alone(&self, mesh: &Mesh) -> bool {
         let mut connected = self.remotes.iter().flatten();
@@ -359,7 +388,7 @@ impl Served {
     }
 
     /// Takes requests from the ring and posts them.
-    fn advance(&mut self, mesh: &mut Mesh, reports: &mut Vec<(Weak<Inner>, String)>, now: Instant) {
+    fn advance(&mut self, mesh: &mut Mesh, reports: &mut Vec<(Weak<Inner>, Report)>, now: Instant) {
         if self.has_failed || self.endpoint.abort_word() != 0 {
             return self.after_failure(mesh);
         }
@@ -368,7 +397,10 @@ impl Served {
             let Some(request) = self.requests.take(number) else {
                 break;
             };
-            self.pending.push_back(false);
+            let peer = request
+                .as_ref()
+                .map_or(self.endpoint.rank, |request| request.peer);
+            self.pending.push_back(Some(peer));
             let posted = match request {
                 Ok(request) => self.post(mesh, number, &request).ok_or_else(|| {
                     format!("network request {number} for memory that does not exist: {request:?}")
@@ -376,7 +408,7 @@ impl Served {
                 Err(words) => Err(format!("network request {number} is invalid: {words:x?}")),
             };
             if let Err(reason) = posted {
-                reports.push((self.inner.clone(), reason));
+                reports.push((self.inner.clone(), Report::Refused(reason)));
             }
         }
         if now.saturating_duration_since(self.refreshed) > REFRESH {
@@ -499,14 +531,12 @@ impl Served {
             // SAFETY: `Ring::result` has checked the address that the request names.
             unsafe { Requests::store_result(result, number, value) };
         }
-        let index = number
-            .checked_sub(self.completed)
-            .map(|index| index as usize);
-        if let Some(pending) = index.and_then(|index| self.pending.get_mut(index)) {
-            *pending = true;
+        let index = number.checked_sub(self.completed);
+        if let Some(pending) = index.and_then(|index| self.pending.get_mut(index as usize)) {
+            *pending = None;
         }
         let before = self.completed;
-        while self.pending.front() == Some(&true) {
+        while self.pending.front() == Some(&None) {
             self.pending.pop_front();
             self.completed += 1;
         }
@@ -584,7 +614,7 @@ impl Attached {
             .shared
             .lock()
             .mesh
-            .open_as(number, Arc::clone(&endpoint) as _);
+            .open(number, Arc::clone(&endpoint) as _);
         let shared = Arc::downgrade(&proxy.shared);
         windows.on_end(move |id| {
             if let Some(shared) = shared.upgrade() {
