@@ -253,8 +253,8 @@ impl Sender {
                 return session.faults().record(FailureKind::Abort, 0, 0, 0);
             }
             let bytes = room.min(part - done);
-            // SAFETY: the block's staging memory has room for `bytes` bytes, and all requests for it
-            // have been executed; `from` is readable by the precondition.
+            // SAFETY: the block's staging memory has room for `bytes` bytes, and all requests for
+            // it have been executed; `from` is readable by the precondition.
             unsafe {
                 let from = from.add((sent + done) as usize);
                 crate::bulk::copy(block, staging, from, bytes as usize, Policy::Cached);

@@ -300,8 +300,8 @@ impl Requests {
                 mem::fence(Order::Release, Scope::System);
                 for (index, word) in request.words().into_iter().enumerate() {
                     let word = word | self.lap(number);
-                    // SAFETY: the number is this lane's, the entry's last request has been executed,
-                    // and an entry has more words than a request.
+                    // SAFETY: the number is this lane's, the entry's last request has been
+                    // executed, and an entry has more words than a request.
                     unsafe {
                         mem::store_u64(entry.add(index), word, Order::Relaxed, Scope::System)
                     };

@@ -55,8 +55,8 @@ pub struct Setup {
     pub hosts: u32,
 }
 
-/// Returns the options twice: for teams of `team` ranks that a network for tests connects, with this
-/// seed, and for hosts of as many ranks, which TCP connects.
+/// Returns the options twice: for teams of `team` ranks that a network for tests connects, with
+/// this seed, and for hosts of as many ranks, which TCP connects.
 pub fn of_networks(options: &Options, team: u32, seed: u64) -> [Options; 2] {
     let (mut disordered, mut by_proxy) = (options.clone(), options.clone());
     disordered.testing.network = Some(TestNetwork { team, seed });

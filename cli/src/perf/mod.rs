@@ -430,7 +430,7 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
     let (operations, mut notes) = parse::operations(
         &arguments.operations.join(","),
         &Kind::all(arguments.layer),
-        |kind| kind.refuses(dtype, op, ranks, &arguments.backend),
+        |kind| kind.refuses(dtype, op, (ranks, arguments.hosts), &arguments.backend),
     )?;
     if let Some(layer) = operations.iter().find_map(|kind| kind.layer()) {
         notes.extend(layer.notes());

@@ -119,7 +119,7 @@ impl Kind {
         self,
         dtype: DType,
         op: ReduceOp,
-        ranks: u32,
+        (ranks, hosts): (u32, u32),
         backend: &str,
     ) -> Option<Refusal> {
         let code = op.code();
@@ -139,6 +139,10 @@ impl Kind {
             Some(Refusal::Kind(format!(
                 "backend {backend} has no fused operations"
             )))
+        } else if self.is_norm() && hosts > 1 {
+            Some(Refusal::Kind(
+                "large rows need ranks that reach each other by load and store".to_owned(),
+            ))
         } else if self == Self::SendRecv && ranks == 1 {
             Some(Refusal::Kind("one rank has no peer".to_owned()))
         } else {

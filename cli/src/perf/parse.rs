@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn all_skips_operations_that_the_backend_cannot_run() {
-        let refuses = |kind: Kind| kind.refuses(DType::F32, ReduceOp::Sum, 2, "gloo");
+        let refuses = |kind: Kind| kind.refuses(DType::F32, ReduceOp::Sum, (2, 1), "gloo");
         let (kinds, notes) = operations("all", &all(), refuses).expect("the others");
         assert_eq!((kinds.len(), notes.len()), (12, 4));
         let note = "moe_combine is left out: backend gloo has no fused operations";

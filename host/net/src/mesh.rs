@@ -2,19 +2,19 @@
 //!
 //! Processes open *endpoints*, which own memory. A request names an endpoint of another process and
 //! an address in its memory: it writes, reads, stores, signals, or updates a word there. All
-//! requests to a process, of all endpoints, use one TCP connection, and are executed in order. But a
-//! get may also return the data of later puts. Connections are opened at the first request.
+//! requests to a process, of all endpoints, use one TCP connection, and are executed in order. But
+//! a get may also return the data of later puts. Connections are opened at the first request.
 //!
 //! - **Who may overwrite what:** the mesh of the process that owns an endpoint writes its memory,
 //!   for requests of others; the mesh of the sender reads the source of a put;
 //! - **after having acquired** the request, which the sender has queued after its source was
 //!   written;
 //! - **released by** [`Event::Completed`] for the source of a put, which has been handed to the
-//!   system, and for the target of a get, which has arrived; by the word of a signal for the targets
-//!   of the puts before it.
+//!   system, and for the target of a get, which has arrived; by the word of a signal for the
+//!   targets of the puts before it.
 //!
-//! [`Mesh::close`] and [`Mesh::forget`] end all accesses to an endpoint's memory before they return,
-//! whatever peers send later.
+//! [`Mesh::close`] and [`Mesh::forget`] end all accesses to an endpoint's memory before they
+//! return, whatever peers send later.
 //!
 //! # Failures
 //! If a connection to a process ends, the connection in the other direction ends, too, after all
@@ -84,8 +84,8 @@ const MAX_ANSWERS: usize = 4096;
 ///
 /// # Safety
 /// A range that [`Endpoint::locate`] returns must be valid for reads and writes until
-/// [`Mesh::close`] or [`Mesh::forget`] is called for it. Peers access it at any time, so the process
-/// must access it by atomic operations or raw pointers, and expect any values.
+/// [`Mesh::close`] or [`Mesh::forget`] is called for it. Peers access it at any time, so the
+/// process must access it by atomic operations or raw pointers, and expect any values.
 pub unsafe trait Endpoint: Send + Sync {
     /// Returns the first byte of a range of the memory, or `None` if peers may not access it.
     fn locate(&self, address: u64, bytes: u64) -> Option<*mut u8>;
@@ -310,8 +310,9 @@ impl Mesh {
         self.endpoints.insert(number, endpoint);
     }
 
-    /// Closes an endpoint: its memory is no longer accessed, puts, stores and signals of it that have
-    /// not been sent are dropped, and requests for it have no effect. Its notices are still sent.
+    /// Closes an endpoint: its memory is no longer accessed, puts, stores and signals of it that
+    /// have not been sent are dropped, and requests for it have no effect. Its notices are still
+    /// sent.
     pub fn close(&mut self, endpoint: u64) {
         self.endpoints.remove(&endpoint);
         for connection in self.connections.iter_mut().flatten() {
@@ -1009,8 +1010,8 @@ impl Mesh {
         });
         let word = located.map(<*mut u8>::cast::<u64>);
         let word = word.filter(|word| word.is_aligned() && head.length >= 8);
-        // SAFETY: the endpoint's memory is valid at aligned words of its ranges, and all sides access
-        // words that are updated atomically.
+        // SAFETY: the endpoint's memory is valid at aligned words of its ranges, and all sides
+        // access words that are updated atomically.
         let word = word.map(|word| unsafe { AtomicU64::from_ptr(word) });
         let [first, second] = head.values;
         let answer = match (head.kind, range, word) {

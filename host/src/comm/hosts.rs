@@ -7,15 +7,15 @@ use std::sync::Arc;
 use fusewire_net::{Tcp, Url};
 
 use super::Communicator;
-use super::bootstrap::{NetworkParts, Parts, cores, layout};
+use super::bootstrap::{Parts, cores, layout};
 use super::config::CommConfig;
 use super::group::random;
-use super::network::Proxy;
+use super::network::{NetworkParts, Proxy};
 use crate::backend::Reach;
 use crate::memory::{Memory, MemoryDescriptor};
 use crate::{Error, Result, digest};
 
-/// What a rank tells the others, so that they reach it by the network.
+/// Address by which the other ranks reach a rank over the network.
 struct NetworkAddress {
     /// URL of its process' proxy.
     url: Url,

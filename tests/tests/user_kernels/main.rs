@@ -79,8 +79,8 @@ fn on_both(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()> + 
     on_networks(shape, test);
 }
 
-/// Runs `test` on ranks that a network connects, and on teams of two ranks that it connects; then on
-/// hosts of as many ranks, connected by TCP.
+/// Runs `test` on ranks that a network connects, and on teams of two ranks that it connects; then
+/// on hosts of as many ranks, connected by TCP.
 fn on_networks(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()> + Sync) {
     let (ranks, blocks, lanes) = shape;
     let teams = ranks > 2 && ranks.is_multiple_of(2);

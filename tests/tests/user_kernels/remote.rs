@@ -13,8 +13,8 @@ use fusewire_device::{
 use fusewire_tests::runner::of_networks;
 
 use super::{
-    SHAPES, SHORT, all, assert_contains, await_failure, by_network, failing, failing_on, is_short,
-    on_both, on_networks, options, tensor, zeros,
+    SHAPES, SHORT, all, assert_contains, await_failure, failing, failing_on, is_short, on_both,
+    on_networks, options, tensor, zeros,
 };
 
 /// Ways to send a row.

@@ -258,8 +258,8 @@ impl Connection {
                     Sink::Memory(range) => (range.start.wrapping_add(self.arrived), most),
                     _ => (scratch.as_mut_ptr(), most.min(scratch.len())),
                 };
-                // SAFETY: `at` has room for `room` bytes: it is the scratch buffer, or the rest of a
-                // range that is accessible until the owner of an endpoint calls `forget`, which
+                // SAFETY: `at` has room for `room` bytes: it is the scratch buffer, or the rest of
+                // a range that is accessible until the owner of an endpoint calls `forget`, which
                 // replaces the sink.
                 let mut count = unsafe { self.receiver.take(at, room) };
                 if count == 0 {
@@ -288,8 +288,8 @@ impl Connection {
         }
     }
 
-    /// Ends all accesses to memory of an endpoint at addresses that `selects` selects: what is still
-    /// to be sent from there becomes zeros, and what arrives for it is discarded.
+    /// Ends all accesses to memory of an endpoint at addresses that `selects` selects: what is
+    /// still to be sent from there becomes zeros, and what arrives for it is discarded.
     pub(super) fn forget(&mut self, endpoint: u64, selects: &dyn Fn(u64) -> bool) {
         let is_in = |range: &Range| range.endpoint == endpoint && selects(range.address);
         for message in &mut self.queue {
@@ -310,8 +310,8 @@ impl Connection {
         }
     }
 
-    /// Removes the requests of an endpoint of which nothing has been sent and that are not answered,
-    /// except notices.
+    /// Removes the requests of an endpoint of which nothing has been sent and that are not
+    /// answered, except notices.
     pub(super) fn drop_requests(&mut self, sender: u64) {
         let is_partly_sent = self.sent > 0;
         let mut at = 0;

@@ -13,7 +13,7 @@ use crate::comm::config::CommConfig;
 use crate::comm::executor::Executor;
 use crate::comm::group::Group;
 use crate::comm::group::random;
-use crate::comm::network::{Attached, Network, Proxy, RemoteRank, TestNetwork};
+use crate::comm::network::{Attached, Network, NetworkParts, TestNetwork};
 use crate::comm::observe::{Observer, Recorder};
 use crate::comm::on_gpu::{OnGpu, SharedGpu};
 use crate::comm::state::Status;
@@ -52,14 +52,6 @@ pub(in crate::comm) struct Parts {
     pub(in crate::comm) team: u32,
     /// Connections to the other ranks, if there are any.
     pub(in crate::comm) network: Option<NetworkParts>,
-}
-
-/// How a rank reaches ranks of other processes by the network.
-pub(in crate::comm) struct NetworkParts {
-    pub(in crate::comm) proxy: Arc<Proxy>,
-    /// Number of this rank's endpoint.
-    pub(in crate::comm) endpoint: u64,
-    pub(in crate::comm) remotes: Vec<RemoteRank>,
 }
 
 impl Communicator {

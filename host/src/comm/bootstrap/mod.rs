@@ -13,7 +13,7 @@ use fusewire_device::layout::WorkspaceLayout;
 pub(super) use self::environment::store_of_environment;
 pub(super) use self::limits::{agreed_hash, validate};
 
-pub(super) use self::assemble::{NetworkParts, Parts, cores};
+pub(super) use self::assemble::{Parts, cores};
 pub(super) use self::workspace::layout;
 use self::workspace::write_state;
 use super::Communicator;

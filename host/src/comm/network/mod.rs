@@ -15,8 +15,7 @@ mod testing;
 
 use std::sync::Arc;
 
-pub(super) use self::endpoint::RemoteRank;
-pub(super) use self::proxy::{Attached, Proxy};
+pub(super) use self::proxy::{Attached, NetworkParts, Proxy};
 pub(super) use self::testing::TestNetwork;
 
 use fusewire_device::comm::WindowAddr;

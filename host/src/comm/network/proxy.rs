@@ -1,5 +1,5 @@
-//! The proxy of a process: takes the requests of its ranks' kernels and sends them to the proxies of
-//! other processes, and executes theirs.
+//! The proxy of a process: takes the requests of its ranks' kernels and sends them to the proxies
+//! of other processes, and executes theirs.
 //!
 //! A thread that holds the lock makes progress: the proxy's own thread, or a kernel that waits.
 //! While kernels drive the proxy, its thread sleeps, so that no arrival wakes it. It takes over at
@@ -33,7 +33,6 @@ use fusewire_net::mesh::{Event, Local, Mesh, MeshRequest, Operation};
 use super::endpoint::{Endpoint, ProgressWords, RemoteRank};
 use super::ring::{Ring, RingConfig};
 use crate::comm::Inner;
-use crate::comm::bootstrap::NetworkParts;
 use crate::comm::windows::Windows;
 use crate::comm::words::BY_HOST;
 use crate::memory::Memory;
@@ -118,7 +117,7 @@ struct Served {
     completed: u64,
     /// For each request that was taken since then, its peer, until it has been executed.
     pending: VecDeque<Option<u32>>,
-    /// Where the results of updates go, by the numbers of the requests.
+    /// Addresses of the results of updates, by the numbers of the requests.
     results: HashMap<u64, WindowAddr>,
     /// Progress that each rank has been told last.
     told: Vec<ProgressWords>,
@@ -576,6 +575,14 @@ impl Served {
     }
 }
 
+/// Connections of a rank to the ranks of other processes.
+pub(in crate::comm) struct NetworkParts {
+    pub(in crate::comm) proxy: Arc<Proxy>,
+    /// Number of this rank's endpoint.
+    pub(in crate::comm) endpoint: u64,
+    pub(in crate::comm) remotes: Vec<RemoteRank>,
+}
+
 /// A rank that a proxy serves.
 pub(in crate::comm) struct Attached {
     proxy: Arc<Proxy>,
@@ -708,8 +715,8 @@ impl Attached {
         state.step();
     }
 
-    /// Waits, but not for long, until the ranks of connected processes have left, too: a process that
-    /// ends earlier does not answer their gets.
+    /// Waits, but not for long, until the ranks of connected processes have left, too: a process
+    /// that ends earlier does not answer their gets.
     pub(super) fn await_others(&self) {
         let started = Instant::now();
         while started.elapsed() < AWAIT_TIME {

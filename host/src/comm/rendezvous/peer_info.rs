@@ -23,7 +23,7 @@ pub(in crate::comm) struct PeerInfo {
     pub(in crate::comm) resident_blocks: u32,
 }
 
-/// What a rank learns of the others.
+/// Result of [`Rendezvous::gather`].
 #[derive(Debug)]
 pub(in crate::comm) struct Gathered {
     /// A rank whose memory cannot be reached, and its host, if there is one.
