@@ -166,8 +166,10 @@ impl Scenario {
                     ended.fetch_add(1, Ordering::Release);
                 }));
             }
-            // On a network, only rank 0 makes requests, unless all ranks send packets.
-            let sends = rank == 0 || self.steps.iter().any(|step| step.op == Op::Packet);
+            // On a network, only rank 0 makes requests, unless all ranks send packets or return
+            // the credits of channels.
+            let by_all = |step: &Step| matches!(step.op, Op::Packet | Op::Transfer(..));
+            let sends = rank == 0 || self.steps.iter().any(by_all);
             if config.parts.network && sends {
                 let (this, ended) = (self.clone(), Arc::clone(&ended));
                 threads.push(tool::spawn(move || this.agent(rank, &ended)));
@@ -205,9 +207,24 @@ impl Scenario {
         let config = self.image.config();
         let lanes = u64::from(config.ranks * config.blocks * config.lanes);
         let mut number = 0;
-        let packets = self.steps.iter().all(|step| step.op == Op::Packet);
-        let all = 2 * u64::from(config.ranks - 1) * self.steps.len() as u64;
-        while !packets || number < all {
+        // The number of requests, if it is known. An agent without work would delay the others.
+        let of_step = |step: &Step| match step.op {
+            Op::Packet => Some(2 * u64::from(config.ranks - 1)),
+            // For each slot: its header, its data if it has any, and its tail; or its credit.
+            Op::Transfer(from, to) => {
+                let bytes = step.count as u64;
+                let slots = bytes.div_ceil(config.channel_slot).max(1);
+                let sent = 2 * slots + bytes.div_ceil(config.channel_slot);
+                Some(match rank {
+                    rank if rank == from => sent,
+                    rank if rank == to => slots,
+                    _ => 0,
+                })
+            }
+            _ => None,
+        };
+        let all: Option<u64> = self.steps.iter().map(of_step).sum();
+        while all.is_none_or(|all| number < all) {
             let last = ended.load(Ordering::Acquire) == lanes;
             let early = self.injected == Some(InjectedFault::EarlySignals);
             let requests = self.image.requests(rank);

@@ -545,7 +545,11 @@ pub fn carry_out(image: &MemoryImage, rank: u32, number: u64) -> bool {
                 }
             }
             Action::Signal => mem::store_u64(to, value[0], Order::Release, Scope::System),
-            Action::Store if bytes == 8 => mem::write(to, value[0]),
+            Action::Store if bytes.is_multiple_of(8) => {
+                for (word, value) in value.iter().take(bytes as usize / 8).enumerate() {
+                    mem::write(to.add(word), *value);
+                }
+            }
             Action::FetchAdd | Action::CompareSwap => {
                 let before = mem::load_u64(to, Order::Acquire, Scope::System);
                 let [first, second] = value;

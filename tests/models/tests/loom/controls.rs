@@ -12,8 +12,8 @@ use fusewire_models::windows;
 
 use crate::models::{
     BOUNDED, CHANNELS, EXPERT_MAJOR, NETWORK, PACKETS, RANK_MAJOR, ROUNDS, SIGNALS, WORDS, cells,
-    counted, grid, lanes_config, moe, moe_of_lanes, moe_without_room, packets_by_network, queue,
-    scenario, single, staged_moe, two, two_rounds,
+    channels_by_network, counted, grid, lanes_config, moe, moe_of_lanes, moe_without_room,
+    packets_by_network, queue, scenario, single, staged_moe, two, two_rounds,
 };
 
 const BOUND: Bound = Bound::Preemptions(3);
@@ -174,6 +174,14 @@ fn slots() -> Vec<Entry> {
         (
             "a signal before its put, packets by a network",
             by_network(one_way, 1),
+            InjectedFault::EarlySignals,
+        ),
+        (
+            "a signal before its put, channel by a network",
+            single(
+                channels_by_network(1),
+                vec![Step::new(Op::Transfer(0, 1), 0)],
+            ),
             InjectedFault::EarlySignals,
         ),
         (

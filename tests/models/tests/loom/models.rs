@@ -66,6 +66,17 @@ pub(crate) fn packets_by_network() -> Config {
     }
 }
 
+/// Returns the configuration of channels to a rank that only a network reaches.
+pub(crate) fn channels_by_network(channel_depth: u64) -> Config {
+    Config {
+        channel_depth,
+        ..two(Parts {
+            network: true,
+            ..CHANNELS
+        })
+    }
+}
+
 pub(crate) fn two(parts: Parts) -> Config {
     Config::new(2, parts)
 }
@@ -577,6 +588,24 @@ fn channels() -> Vec<Entry> {
         ..two(CHANNELS)
     };
     vec![
+        Entry::model(
+            "send and recv by requests to a network, depth 1, 2 chunks",
+            Bound::Preemptions(2),
+            single(
+                channels_by_network(1),
+                vec![Step::new(Op::Transfer(0, 1), 24)],
+            ),
+        )
+        .within(40),
+        Entry::model(
+            "send and recv by requests to a network, depth 2, 2 messages",
+            Bound::Preemptions(2),
+            single(
+                channels_by_network(2),
+                vec![Step::new(Op::Transfer(0, 1), 8); 2],
+            ),
+        )
+        .within(40),
         Entry::model(
             "send and recv, depth 1, 3 chunks",
             Bound::Exhaustive,
