@@ -179,8 +179,13 @@ impl Sender {
         block.acquired(Scope::System);
         let part = (message.bytes - sent).min(comm.workspace().channel_slot);
         match session.network_to(self.peer) {
-            // SAFETY: `from` is readable by the precondition.
-            Some(ring) => unsafe { self.stage(session, &ring, message, from, sent, part) },
+            Some(ring) => {
+                // SAFETY: `from` is readable by the precondition.
+                let is_staged = unsafe { self.stage(session, &ring, message, from, sent, part) };
+                if !is_staged {
+                    return part;
+                }
+            }
             None => {
                 let to = slot(&comm, self.peer, block.index(), comm.rank(), self.fill);
                 // SAFETY: the credit says that the slot is free; `from` is readable by the
@@ -219,7 +224,8 @@ impl Sender {
 
 impl Sender {
     /// Sends `part` bytes of `message` from byte `sent` on to the next slot of a rank that only a
-    /// network reaches, through the block's staging memory. Records a failure. All lanes together.
+    /// network reaches, through the block's staging memory. Records a failure, and returns false
+    /// then. All lanes together.
     ///
     /// # Safety
     /// `from` must be readable for the message.
@@ -232,7 +238,7 @@ impl Sender {
         from: *const u8,
         sent: u64,
         part: u64,
-    ) {
+    ) -> bool {
         let (comm, block) = (session.comm(), session.block());
         let (staging, local, room) = ring.staging(block.index());
         let slot = slot_at(comm, block.index(), comm.rank(), self.fill);
@@ -250,7 +256,8 @@ impl Sender {
                 free = session.finish_requests(ring, || ring.reserved());
             }
             if session.vote(free).is_err() {
-                return session.faults().record(FailureKind::Abort, 0, 0, 0);
+                session.faults().record(FailureKind::Abort, 0, 0, 0);
+                return false;
             }
             let bytes = room.min(part - done);
             // SAFETY: the block's staging memory has room for `bytes` bytes, and all requests for
@@ -270,6 +277,7 @@ impl Sender {
             }
             done += bytes;
         }
+        true
     }
 }
 

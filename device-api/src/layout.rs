@@ -247,8 +247,9 @@ pub struct NetContext {
     pub results: u64,
     /// Results of a block: at least the number of its lanes.
     pub lanes: u64,
-    /// On a CPU, the address of an `unsafe extern "C" fn(agent: u64)` by which waiting lanes let
-    /// the agent execute requests, or 0. Any number of threads may call it at the same time.
+    /// On a CPU, the address of an `unsafe extern "C" fn(agent: u64, is_new: bool)` by which lanes
+    /// let the agent execute requests, or 0. Any number of threads may call it at the same time.
+    /// `is_new` is true if the lane has appended a request for which it may not wait.
     pub drive: u64,
     /// Argument of that function.
     pub agent: u64,

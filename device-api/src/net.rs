@@ -251,19 +251,19 @@ impl Requests {
         }
     }
 
-    /// Lets the agent execute requests on this thread, if it can. Called by lanes that wait.
-    #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+    /// Lets the agent execute requests on this thread, if it can. Called by lanes that wait, and
+    /// after a request for which the lane may not wait (`is_new`).
     #[inline(always)]
-    pub(crate) fn drive(&self) {
-        if self.context.drive == 0 {
-            return;
+    pub(crate) fn drive(&self, is_new: bool) {
+        #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+        if self.context.drive != 0 {
+            type Drive = unsafe extern "C" fn(u64, bool);
+            let drive = self.context.drive as usize as *const ();
+            // SAFETY: the context is live, and a value that is not 0 is the address of such a
+            // function.
+            unsafe { core::mem::transmute::<*const (), Drive>(drive)(self.context.agent, is_new) };
         }
-        let drive = self.context.drive as usize as *const ();
-        // SAFETY: the context is live, and a value that is not 0 is the address of such a function.
-        unsafe {
-            let drive = core::mem::transmute::<*const (), unsafe extern "C" fn(u64)>(drive);
-            drive(self.context.agent);
-        }
+        let _ = is_new;
     }
 
     fn entry(&self, number: u64) -> *mut u64 {
@@ -309,6 +309,10 @@ impl Requests {
                 Ok(())
             },
         )?;
+        // The kernel may compute next, while the peer waits.
+        if !matches!(request.action, Action::Put | Action::Store) {
+            self.drive(true);
+        }
         Some(number)
     }
 

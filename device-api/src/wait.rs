@@ -114,7 +114,7 @@ impl<T> Ended<T> {
 /// waits forever.
 pub(crate) const BOUNDED: bool = !cfg!(fusewire_unbounded);
 
-/// Number of polls between two calls of the network's agent.
+/// Number of polls between two calls of the network's agent, until the wait sleeps.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 const POLLS_PER_DRIVE: u32 = 8;
 
@@ -340,10 +340,10 @@ impl WaitContext {
                 };
             }
             #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
-            if polls % POLLS_PER_DRIVE == 0
+            if (polls % POLLS_PER_DRIVE == 0 || stall.naps() >= arch::YIELDS)
                 && let Some(requests) = Requests::of(&self.comm)
             {
-                requests.drive();
+                requests.drive(false);
             }
             polls += 1;
             if polls < spins || !BOUNDED {

@@ -206,8 +206,11 @@ impl Fetch {
             return true;
         };
         let (block, lane) = (s.block().index(), s.block().rank());
-        Requests::of(s.comm()).is_none_or(|ring| ring.last_result(block, lane).is_some())
-            || s.ctx().aborted()
+        let has_result = |ring: Requests| {
+            ring.drive(false);
+            ring.last_result(block, lane).is_some()
+        };
+        Requests::of(s.comm()).is_none_or(has_result) || s.ctx().aborted()
     }
 
     /// Waits for the result of request `number`.

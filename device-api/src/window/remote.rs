@@ -564,6 +564,7 @@ impl<'a, T: Element> Get<'a, T> {
         if s.block().is_leader()
             && let Some(ring) = Requests::of(s.comm())
         {
+            ring.drive(false);
             pending = ring.completed() < self.count && !s.ctx().aborted();
         }
         !s.block().any(pending)

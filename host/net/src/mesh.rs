@@ -56,20 +56,23 @@ use crate::url::{Nonce, PeerId, Url};
 use crate::wire::{Challenge, Hello, VERSION, Welcome};
 use crate::{Error, Result, TransportFailure};
 
-/// Time limit for the handshake of a connection.
+/// Time limit for the handshake of a caller.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// Maximum number of connections whose handshake has not ended. Further callers wait.
 const MAX_CALLERS: usize = 1024;
 
+/// Time for which callers are ignored if there are too many.
+const LISTENER_PAUSE: Duration = Duration::from_millis(100);
+
 /// Time after which a caller that has not sent its hello makes room for another one.
 const CALLER_TIME: Duration = Duration::from_secs(1);
 
-/// Time after which a process that receives nothing is lost, although its host answers. Longer than
-/// a usual stop in a debugger.
+/// Time after which a process is lost that does not answer the handshake, or receives nothing.
+/// Longer than a usual stop in a debugger.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Time for which requests that have arrived are still executed after the connection in the other
+/// Time without further requests after which a process is lost whose connection in the other
 /// direction has ended.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -174,16 +177,16 @@ pub enum Event {
         /// The value before an add or swap.
         value: Option<u64>,
     },
-    /// The peer, or this side, has refused a request.
+    /// A request was not executed.
     Refused {
         /// The endpoint that has sent the request.
         sender: u64,
         /// Number of the request.
         number: u64,
-        /// True if the process that it was for can no longer be reached.
-        is_lost: bool,
-        /// Reason, as a sentence.
-        reason: String,
+        /// The endpoint that it was for.
+        endpoint: u64,
+        /// Cause.
+        cause: RefusalCause,
     },
     /// A process can no longer be reached.
     Lost {
@@ -192,6 +195,17 @@ pub enum Event {
         /// Reason, as a sentence that names its address.
         reason: String,
     },
+}
+
+/// Cause for which a request was not executed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RefusalCause {
+    /// The range is not in the memory of the endpoint, or a word is not aligned.
+    Range,
+    /// The endpoint does not exist any more, so a get, add or swap has no answer.
+    Closed,
+    /// The process can no longer be reached, for this reason, so a get, add or swap has no answer.
+    Lost(String),
 }
 
 /// Another process.
@@ -228,6 +242,8 @@ pub struct Mesh {
     callers: usize,
     /// Number of processes that are about to be lost.
     losing: usize,
+    /// End of the time in which callers are ignored.
+    listens_from: Option<Instant>,
     events: Vec<Event>,
 }
 
@@ -281,6 +297,7 @@ impl Mesh {
             handshakes: 0,
             callers: 0,
             losing: 0,
+            listens_from: None,
             events: Vec::new(),
         };
         mesh.watch(mesh.listener.as_raw_fd(), LISTENER, libc::EPOLLIN, true)
@@ -301,7 +318,8 @@ impl Mesh {
 
     /// Returns the time after which [`Mesh::poll`] must be called, if there is one.
     pub fn next_limit(&self) -> Option<Duration> {
-        (self.handshakes > 0 || self.losing > 0).then_some(Duration::from_millis(100))
+        let has_limits = self.handshakes > 0 || self.losing > 0 || self.listens_from.is_some();
+        has_limits.then_some(LISTENER_PAUSE)
     }
 
     /// Opens an endpoint with this number, which must be random: who knows it can access the
@@ -346,12 +364,13 @@ impl Mesh {
     }
 
     /// Returns the number of the process with this URL. If its connections have ended, requests
-    /// open new ones.
+    /// open new ones; the next [`Mesh::poll`] still reports the loss.
     pub fn peer(&mut self, url: &Url) -> Peer {
         let index = self.process(url.nonce().peer_id());
         let process = &mut self.processes[index];
         process.url = Some(url.clone());
-        process.is_lost &= process.losing.is_some();
+        self.complete_loss(index);
+        self.processes[index].is_lost = false;
         Peer(index)
     }
 
@@ -415,6 +434,7 @@ impl Mesh {
             kind,
             sender: request.sender,
             number: request.number,
+            endpoint: request.endpoint,
             target,
         });
         self.enqueue(peer.0, Message::new(head, body), expected);
@@ -463,7 +483,7 @@ impl Mesh {
             }
         }
         is_busy |= self.flush();
-        if self.handshakes > 0 || self.losing > 0 {
+        if self.next_limit().is_some() {
             self.enforce_limits();
         }
         events.append(&mut self.events);
@@ -613,8 +633,8 @@ impl Mesh {
         self.events.push(Event::Refused {
             sender: expected.sender,
             number: expected.number,
-            is_lost: true,
-            reason: reason.to_owned(),
+            endpoint: expected.endpoint,
+            cause: RefusalCause::Lost(reason.to_owned()),
         });
     }
 
@@ -636,7 +656,7 @@ impl Mesh {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
             _ => {}
         }
-        let deadline = Instant::now() + HANDSHAKE_TIME;
+        let deadline = Instant::now() + SILENCE;
         let mut connection = Connection::new(socket_of(socket)?, Stage::Dialing, deadline);
         connection.peer = Some(index);
         let at = self.add(connection, libc::EPOLLIN | libc::EPOLLOUT)?;
@@ -645,13 +665,14 @@ impl Mesh {
     }
 
     fn accept(&mut self) {
-        // Later callers wait in the system's queue, and their events are repeated.
+        // Later callers wait in the system's queue.
         while self.callers < MAX_CALLERS || self.drop_oldest_caller() {
             let accepted = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     if error.kind() != io::ErrorKind::WouldBlock {
                         tracing::debug!(%error, "a mesh could not accept a caller");
+                        self.pause_listening();
                     }
                     return;
                 }
@@ -666,6 +687,17 @@ impl Mesh {
             if let Err(error) = challenged {
                 tracing::debug!(%error, "a mesh could not accept a caller");
             }
+        }
+        self.pause_listening();
+    }
+
+    /// Ignores callers for a short time, because there are too many, or no descriptors are left.
+    fn pause_listening(&mut self) {
+        if self
+            .watch(self.listener.as_raw_fd(), LISTENER, 0, false)
+            .is_ok()
+        {
+            self.listens_from = Some(Instant::now() + LISTENER_PAUSE);
         }
     }
 
@@ -693,6 +725,9 @@ impl Mesh {
             self.to_send.push(index);
         }
         let has_ended = flags & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
+        let losing = connection
+            .peer
+            .filter(|peer| self.processes[*peer].losing.is_some());
         let received = match &connection.stage {
             Stage::Open if connection.is_clogged && has_ended => self.mute(index),
             Stage::Open => self.receive(index),
@@ -700,6 +735,11 @@ impl Mesh {
         };
         if let Err(error) = received {
             self.end(index, &error);
+        } else if let Some((limit, _)) =
+            losing.and_then(|peer| self.processes[peer].losing.as_mut())
+        {
+            // Requests still arrive.
+            *limit = Instant::now() + GRACE;
         }
     }
 
@@ -781,15 +821,18 @@ impl Mesh {
 
     fn enforce_limits(&mut self) {
         let now = Instant::now();
+        if self.listens_from.is_some_and(|limit| limit <= now) {
+            let listener = self.listener.as_raw_fd();
+            if self.watch(listener, LISTENER, libc::EPOLLIN, false).is_ok() {
+                self.listens_from = None;
+            }
+        }
         for index in 0..self.connections.len() {
             let late = self.connections[index]
                 .as_ref()
                 .filter(|connection| connection.deadline.is_some_and(|deadline| deadline <= now));
             if late.is_some() {
-                let error = io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    format!("no answer within {} s", HANDSHAKE_TIME.as_secs()),
-                );
+                let error = io::Error::new(io::ErrorKind::TimedOut, "no answer to the handshake");
                 self.end(index, &error);
             }
         }
@@ -930,12 +973,13 @@ impl Mesh {
                 };
                 connection.send_all(&welcome.to_bytes(own, &hello))?;
                 let peer = self.process(hello.from);
+                // The process may have lost this one, which has not noticed it yet.
+                self.complete_loss(peer);
                 let process = &mut self.processes[peer];
-                if process.incoming.is_some() || process.losing.is_some() {
-                    return Err(io::Error::other("it has a connection already"));
-                }
-                process.incoming = Some(index);
                 process.is_lost = false;
+                if let Some(old) = process.incoming.replace(index) {
+                    self.remove(old);
+                }
                 if let Some(connection) = &mut self.connections[index] {
                     connection.peer = Some(peer);
                 }
@@ -1039,7 +1083,9 @@ impl Mesh {
                 let before = swapped.unwrap_or_else(|before| before);
                 Some((Kind::Value, before, Body::Nothing))
             }
-            (kind, ..) if kind.is_answered() => Some((Kind::NoAnswer, 0, Body::Nothing)),
+            (kind, ..) if kind.is_answered() => {
+                Some((Kind::NoAnswer, u64::from(!is_open), Body::Nothing))
+            }
             _ => Some((Kind::Refused, 0, Body::Nothing)),
         };
         match answer {
@@ -1074,12 +1120,15 @@ impl Mesh {
     }
 
     /// Reports a request that the peer has refused.
-    fn refuse(&mut self, head: &Head, reason: &str) {
+    fn refuse(&mut self, head: &Head) {
         self.events.push(Event::Refused {
             sender: head.sender,
             number: head.number,
-            is_lost: false,
-            reason: reason.to_owned(),
+            endpoint: head.endpoint,
+            cause: match head.values[0] {
+                0 => RefusalCause::Range,
+                _ => RefusalCause::Closed,
+            },
         });
     }
 
@@ -1088,17 +1137,15 @@ impl Mesh {
         let Some(connection) = &mut self.connections[index] else {
             return Ok(());
         };
-        let refused = "the peer refused it: the range is not in the memory of the peer, or the \
-                       peer has left";
         if head.kind == Kind::Refused {
-            self.refuse(&head, refused);
+            self.refuse(&head);
             return Ok(());
         }
         let expected = connection.expected.pop_front().ok_or_else(invalid)?;
         let Expected { sender, number, .. } = expected;
         let fits = (sender, number) == (head.sender, head.number);
         match (head.kind, expected.kind) {
-            (Kind::NoAnswer, _) if fits => self.refuse(&head, refused),
+            (Kind::NoAnswer, _) if fits => self.refuse(&head),
             (Kind::Value, Kind::Add | Kind::Swap) if fits => self.events.push(Event::Completed {
                 sender,
                 number,

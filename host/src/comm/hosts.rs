@@ -99,7 +99,7 @@ impl CommConfig {
             network: None,
         };
         let mut remotes = Vec::new();
-        for (other, message) in (0..).zip(&messages) {
+        let mut open = |other: u32, message: &Vec<u8>| -> Result<()> {
             let address = NetworkAddress::from_bytes(message).ok_or_else(|| {
                 let reason = String::from_utf8_lossy(message);
                 rendezvous.refuse(format!("rank {other} cannot take part: {reason}"))
@@ -114,7 +114,11 @@ impl CommConfig {
                     None
                 }
             });
-        }
+            Ok(())
+        };
+        let mut ranks = (0..).zip(&messages);
+        let opened = ranks.try_for_each(|(other, message)| open(other, message));
+        rendezvous.all_agree(opened)?;
         parts.network = Some(NetworkParts {
             proxy,
             endpoint,

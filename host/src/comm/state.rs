@@ -213,14 +213,15 @@ impl Inner {
 
     #[cold]
     fn fail(&self, abort: u64) -> Error {
+        // Before the failure is returned: no other process writes to this rank's memory afterwards.
+        if let Some(network) = &self.executor.network {
+            network.after_failure(self);
+        }
         if let Some(error) = self.status.replaced.get() {
             return error.clone();
         }
         if let Some(error) = self.status.failure.get() {
             return error.clone();
-        }
-        if let Some(network) = &self.executor.network {
-            network.after_failure(self);
         }
         let mut first = false;
         let error = self
@@ -261,18 +262,35 @@ impl Inner {
             .map(|word| word as u32)
     }
 
+    /// Returns the failure record of `reporter`, and its rank. The record of a rank of another
+    /// process arrives by the network. If it has not arrived, returns that of the rank that this
+    /// rank's abort word names, or that of this rank.
+    fn record_of(&self, reporter: u32) -> Result<(u32, FailureRecord)> {
+        let last = self.executor.workspaces.len() as u32 - 1;
+        let named = self.executor.workspace.load(ABORT_AT) as u32;
+        for rank in [reporter, named.min(last), self.executor.constants.rank] {
+            let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
+            // The abort word is written after the record's state becomes 2, so the record is
+            // complete.
+            let (memory, _, at) = self.executor.view(rank);
+            let _ = memory.load(at);
+            // SAFETY: the record lies within this memory, and a complete record is not written
+            // again.
+            unsafe { memory.read(at, bytemuck::bytes_of_mut(&mut record))? };
+            if record.state == 2 || !self.executor.is_split() {
+                return Ok((rank, record));
+            }
+        }
+        Ok((reporter, bytemuck::Zeroable::zeroed()))
+    }
+
     fn read_failure(&self, reporter: u32) -> Error {
         let reporter = self.agreed_reporter().unwrap_or(reporter);
         let reporter = reporter.min(self.executor.workspaces.len() as u32 - 1);
-        let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
-        // The abort word is written after the record's state becomes 2, so the record is complete.
-        let (memory, _, at) = self.executor.view(reporter);
-        let _ = memory.load(at);
-        // SAFETY: the record lies within this memory, and a complete record is not written again.
-        let read = unsafe { memory.read(at, bytemuck::bytes_of_mut(&mut record)) };
-        if let Err(error) = read {
-            return error;
-        }
+        let (reporter, record) = match self.record_of(reporter) {
+            Ok(found) => found,
+            Err(error) => return error,
+        };
         let size = self.executor.workspaces.len() as u32;
         let mut failure = Failure::decode(&self.group.full_name, reporter, size, &record);
         if matches!(failure.kind, FailureKind::Abort | FailureKind::Stopped)
@@ -350,6 +368,18 @@ impl Inner {
         let _ = self.check();
         if let Some(backend) = &self.executor.backend {
             backend.abort();
+        }
+    }
+
+    /// Stops the communicator on all reachable ranks, for a reason that this rank returns.
+    pub(super) fn fail_for(&self, reason: Error) {
+        if self.executor.abort_word() == 0 && self.status.failure.set(reason.clone()).is_ok() {
+            self.abort_for(FailureKind::Stopped);
+            if !self.status.finalized.load(Ordering::Acquire) {
+                tracing::error!("{reason}");
+                self.observer.hooks.abort(&reason);
+                self.dump_on_failure();
+            }
         }
     }
 

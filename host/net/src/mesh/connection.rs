@@ -96,6 +96,7 @@ pub(super) struct Expected {
     pub(super) kind: Kind,
     pub(super) sender: u64,
     pub(super) number: u64,
+    pub(super) endpoint: u64,
     /// Target of a get, while its endpoint permits the access.
     pub(super) target: Option<Range>,
 }

@@ -36,10 +36,11 @@ impl Communicator {
     /// the same name, size and agreed options, over one store.
     ///
     /// Ranks on several hosts (distinguished by [`host_id`]) whose GPUs are all in one NVLink
-    /// domain work like ranks of one host. On the CPU, kernels reach ranks on other hosts by a proxy
-    /// in each process. Other GPUs, and the CPU with [`InterHost::Gloo`](crate::InterHost::Gloo),
-    /// need a build with the feature `gloo`: kernels run within each host, Gloo connects the hosts,
-    /// and windows are not available. [`Communicator::plan`] returns the path of an operation. With
+    /// domain work like ranks of one host. On the CPU, kernels reach ranks on other hosts by a
+    /// proxy in each process. Other GPUs, and the CPU with
+    /// [`InterHost::Gloo`](crate::InterHost::Gloo), need a build with the feature `gloo`: kernels
+    /// run within each host, Gloo connects the hosts, and windows are not available.
+    /// [`Communicator::plan`] returns the path of an operation. With
     /// [`crate::Determinism::Bitwise`] results are bitwise equal to those of one host.
     ///
     /// ```

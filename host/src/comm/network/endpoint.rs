@@ -94,7 +94,15 @@ impl Endpoint {
     /// Notes that this rank leaves the communicator without a failure. Returns false if it has
     /// failed or left before.
     pub(super) fn leave(&self) -> bool {
-        self.workspace.load(ABORT_AT) == 0 && !self.has_left.swap(true, Ordering::AcqRel)
+        if self.workspace.load(ABORT_AT) != 0 || self.has_left.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        if self.workspace.load(ABORT_AT) != 0 {
+            // It has failed meanwhile.
+            self.has_left.store(false, Ordering::Release);
+            return false;
+        }
+        true
     }
 
     /// Returns true if this rank has left the communicator without a failure.
@@ -184,6 +192,10 @@ unsafe impl mesh::Endpoint for Endpoint {
                 self.mirror(*rank, offset_of!(Mirror, failure), &words);
                 let word = ABORT | u64::from(*rank);
                 self.workspace.compare_exchange(ABORT_AT, 0, word);
+                if self.has_left() {
+                    // This rank need not wait for it.
+                    self.mark(*rank);
+                }
             }
             Notice::Leave => {
                 self.mark(*rank);

@@ -28,7 +28,7 @@ use fusewire_device::layout::{ABORT, CommConst};
 use fusewire_device::net::{Action, Request, Requests, STAGING};
 use fusewire_driver::descriptor::{WakeFd, entry, poll};
 use fusewire_net::Url;
-use fusewire_net::mesh::{Event, Local, Mesh, MeshRequest, Operation};
+use fusewire_net::mesh::{Event, Local, Mesh, MeshRequest, Operation, RefusalCause};
 
 use super::endpoint::{Endpoint, ProgressWords, RemoteRank};
 use super::ring::{Ring, RingConfig};
@@ -47,8 +47,8 @@ const STAGING_BYTES: usize = 64 << 10;
 /// Time for which the thread sleeps while kernels drive the proxy.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Longest sleep of the thread.
-const TICK: Duration = Duration::from_millis(100);
+/// Longest sleep of the thread, which then looks for failures.
+const TICK: Duration = Duration::from_millis(20);
 
 /// Time between two notices of a rank's progress, if it has changed. A signal brings the progress,
 /// too.
@@ -80,6 +80,8 @@ struct Shared {
     state: Mutex<State>,
     /// Number of calls of [`drive`].
     turns: AtomicU64,
+    /// Set when a kernel has appended a request for which it may not wait.
+    has_new: AtomicBool,
     stop: AtomicBool,
     wake: WakeFd,
 }
@@ -115,13 +117,16 @@ struct Served {
     remotes: Vec<Option<RemoteRank>>,
     /// Number of requests that have been executed, without gaps.
     completed: u64,
-    /// For each request that was taken since then, its peer, until it has been executed.
-    pending: VecDeque<Option<u32>>,
+    /// For each request that was taken since then: true if it has been executed.
+    pending: VecDeque<bool>,
     /// Addresses of the results of updates, by the numbers of the requests.
     results: HashMap<u64, WindowAddr>,
     /// Progress that each rank has been told last.
     told: Vec<ProgressWords>,
     refreshed: Instant,
+    /// The first request that a rank which has left or failed does not answer, and the time at
+    /// which this is a failure, unless this rank has learned of another one by then.
+    unanswered: Option<(Instant, String)>,
     has_failed: bool,
     /// Set once the communicator has been dropped: the time at which the endpoint closes.
     lingers_until: Option<Instant>,
@@ -167,6 +172,7 @@ impl Proxy {
                 unused: Vec::new(),
             }),
             turns: AtomicU64::new(0),
+            has_new: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             wake: WakeFd::new().map_err(failed)?,
         });
@@ -187,7 +193,10 @@ impl Proxy {
 
     /// Returns how this process reaches endpoint `endpoint` of `rank`, at the proxy with this URL.
     pub(in crate::comm) fn remote(&self, rank: u32, url: &Url, endpoint: u64) -> RemoteRank {
-        let peer = self.shared.lock().mesh.peer(url);
+        let mut state = self.shared.lock();
+        let peer = state.mesh.peer(url);
+        // Reports the loss of earlier connections to the communicators that have used them.
+        state.step();
         RemoteRank {
             rank,
             peer,
@@ -215,21 +224,33 @@ impl Drop for Proxy {
 ///
 /// # Safety
 /// `agent` must be the address of a live [`Shared`].
-unsafe extern "C" fn drive(agent: u64) {
+unsafe extern "C" fn drive(agent: u64, is_new: bool) {
     // SAFETY: the caller guarantees that the address is valid.
     let shared = unsafe { &*(agent as *const Shared) };
     shared.turns.fetch_add(1, Ordering::Relaxed);
-    let mut state = match shared.state.try_lock() {
-        Ok(state) => state,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return,
-    };
-    state.step();
-    let must_deliver = !state.reports.is_empty() || !state.unused.is_empty();
-    drop(state);
-    if must_deliver {
-        shared.wake.wake();
+    if is_new {
+        shared.has_new.store(true, Ordering::SeqCst);
     }
+    // A thread that holds the lock may have looked at the ring already. It looks again, because it
+    // sees the flag after it has released the lock; but not forever, if others append all the time.
+    for _ in 0..4 {
+        let mut state = match shared.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        shared.has_new.store(false, Ordering::SeqCst);
+        state.step();
+        let must_deliver = !state.reports.is_empty() || !state.unused.is_empty();
+        drop(state);
+        if must_deliver {
+            shared.wake.wake();
+        }
+        if !shared.has_new.load(Ordering::SeqCst) {
+            return;
+        }
+    }
+    shared.wake.wake();
 }
 
 impl Shared {
@@ -257,7 +278,14 @@ impl Shared {
             ];
             self.sleep(&mut entries, TICK);
             if self.turns.load(Ordering::Relaxed) == seen {
-                self.lock().step();
+                // Not all at once, so that others get the lock.
+                for _ in 0..16 {
+                    self.has_new.store(false, Ordering::SeqCst);
+                    let is_busy = self.lock().step();
+                    if !is_busy && !self.has_new.load(Ordering::SeqCst) {
+                        break;
+                    }
+                }
             }
             self.deliver();
         }
@@ -297,7 +325,7 @@ impl Shared {
             };
             match report {
                 Report::Lost(rank) => inner.fail_for_lost(rank),
-                Report::Refused(reason) => inner.stop(inner.group.error(reason)),
+                Report::Refused(reason) => inner.fail_for(inner.group.error(reason)),
             }
         }
     }
@@ -341,21 +369,11 @@ impl State {
                 Event::Refused {
                     sender,
                     number,
-                    is_lost,
-                    reason,
+                    endpoint,
+                    cause,
                 } => {
-                    if let Some(served) = self.served.get(&sender) {
-                        let report = match served.peer_of(number) {
-                            Some(rank) if is_lost => {
-                                served.endpoint.lose(rank, &reason);
-                                Report::Lost(rank)
-                            }
-                            Some(rank) => Report::Refused(format!(
-                                "network request {number} to rank {rank}: {reason}"
-                            )),
-                            None => Report::Refused(format!("network request {number}: {reason}")),
-                        };
-                        self.reports.push((served.inner.clone(), report));
+                    if let Some(served) = self.served.get_mut(&sender) {
+                        served.refused(number, endpoint, cause, now, &mut self.reports);
                     }
                 }
                 Event::Lost { peer, reason } => {
@@ -373,10 +391,40 @@ impl State {
 }
 
 impl Served {
-    /// Returns the peer of a request that has not been executed.
-    fn peer_of(&self, number: u64) -> Option<u32> {
-        let index = number.checked_sub(self.completed)?;
-        *self.pending.get(index as usize)?
+    /// Handles a request for `endpoint` that was not executed.
+    fn refused(
+        &mut self,
+        number: u64,
+        endpoint: u64,
+        cause: RefusalCause,
+        now: Instant,
+        reports: &mut Vec<(Weak<Inner>, Report)>,
+    ) {
+        let mut remotes = self.remotes.iter().flatten();
+        let Some(remote) = remotes.find(|remote| remote.endpoint == endpoint) else {
+            return;
+        };
+        let rank = remote.rank;
+        let report = match cause {
+            RefusalCause::Lost(reason) => {
+                self.endpoint.lose(rank, &reason);
+                Report::Lost(rank)
+            }
+            RefusalCause::Range => Report::Refused(format!(
+                "rank {rank} has refused network request {number}: the range is not in a window, \
+                 or the word is not aligned"
+            )),
+            RefusalCause::Closed => {
+                // The rank usually tells why.
+                let reason = format!(
+                    "rank {rank} does not answer network request {number}: it has left the \
+                     communicator, or has failed"
+                );
+                self.unanswered.get_or_insert((now + AWAIT_TIME, reason));
+                return;
+            }
+        };
+        reports.push((self.inner.clone(), report));
     }
 
     /// Returns true if all ranks of connected processes have left.
@@ -396,12 +444,12 @@ impl Served {
             let Some(request) = self.requests.take(number) else {
                 break;
             };
-            let peer = request
-                .as_ref()
-                .map_or(self.endpoint.rank, |request| request.peer);
-            self.pending.push_back(Some(peer));
+            if self.endpoint.abort_word() != 0 {
+                return self.after_failure(mesh);
+            }
+            self.pending.push_back(false);
             let posted = match request {
-                Ok(request) => self.post(mesh, number, &request).ok_or_else(|| {
+                Ok(request) => self.post(mesh, number, &request, reports).ok_or_else(|| {
                     format!("network request {number} for memory that does not exist: {request:?}")
                 }),
                 Err(words) => Err(format!("network request {number} is invalid: {words:x?}")),
@@ -409,6 +457,9 @@ impl Served {
             if let Err(reason) = posted {
                 reports.push((self.inner.clone(), Report::Refused(reason)));
             }
+        }
+        if let Some((_, reason)) = self.unanswered.take_if(|(limit, _)| *limit <= now) {
+            reports.push((self.inner.clone(), Report::Refused(reason)));
         }
         if now.saturating_duration_since(self.refreshed) > REFRESH {
             self.refreshed = now;
@@ -432,7 +483,13 @@ impl Served {
     }
 
     /// Posts a request. Returns `None` if a rank or range does not exist.
-    fn post(&mut self, mesh: &mut Mesh, number: u64, request: &Request) -> Option<()> {
+    fn post(
+        &mut self,
+        mesh: &mut Mesh,
+        number: u64,
+        request: &Request,
+        reports: &mut Vec<(Weak<Inner>, Report)>,
+    ) -> Option<()> {
         let Some(remote) = *self.remotes.get(request.peer as usize)? else {
             let value = self.update(request)?;
             self.results.insert(number, request.local);
@@ -480,6 +537,18 @@ impl Served {
         if matches!(operation, Operation::Signal(_)) {
             // A signal must not overtake the progress of the kernel that sends it.
             self.tell_progress(mesh, remote);
+        }
+        if self.endpoint.reason_of_loss(remote.rank).is_some() {
+            // Earlier requests may be missing there, so later ones must not be executed, even if
+            // the process can be reached again.
+            let cause = RefusalCause::Lost(String::new());
+            match operation {
+                Operation::Put { .. } | Operation::Store { .. } | Operation::Signal(_) => {
+                    self.complete(number, None);
+                }
+                _ => self.refused(number, remote.endpoint, cause, self.refreshed, reports),
+            }
+            return Some(());
         }
         let request = MeshRequest {
             sender: self.number,
@@ -532,10 +601,10 @@ impl Served {
         }
         let index = number.checked_sub(self.completed);
         if let Some(pending) = index.and_then(|index| self.pending.get_mut(index as usize)) {
-            *pending = None;
+            *pending = true;
         }
         let before = self.completed;
-        while self.pending.front() == Some(&None) {
+        while self.pending.front() == Some(&true) {
             self.pending.pop_front();
             self.completed += 1;
         }
@@ -565,7 +634,11 @@ impl Served {
             return;
         }
         mesh.close(self.number);
-        if word & BY_HOST != 0 || word != ABORT | u64::from(self.endpoint.rank) {
+        if word & BY_HOST != 0 {
+            // It waits for nothing any more, and takes part in nothing.
+            return self.leave(mesh);
+        }
+        if word != ABORT | u64::from(self.endpoint.rank) {
             return;
         }
         let notice = self.endpoint.failure();
@@ -655,6 +728,7 @@ impl Attached {
             pending: VecDeque::new(),
             results: HashMap::new(),
             refreshed: Instant::now(),
+            unanswered: None,
             has_failed: false,
             lingers_until: None,
             keeps: None,
