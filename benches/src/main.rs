@@ -15,6 +15,7 @@
 //! cargo run --release --bin fusewire-benches -- observe
 //! cargo run --release --bin fusewire-benches -- plot FILE --table HEADING --column NAME --out SVG
 //! cargo run --release --bin fusewire-benches -- trips [--operations all_reduce --explain KERNEL]
+//! cargo run --release --bin fusewire-benches -- hosts [--rounds 21]
 //! cargo run --release --bin fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
 //!
@@ -27,6 +28,7 @@ mod children;
 mod cost_table;
 mod document;
 mod fused;
+mod hosts;
 mod machine;
 mod measure;
 mod moe;
@@ -73,6 +75,8 @@ enum Subject {
     CostTable(cost_table::Arguments),
     /// Measures the overhead of the flight recorder and of hooks per call.
     Observe(observe::Arguments),
+    /// Compares puts between emulated hosts with the same bytes on a bare TCP connection.
+    Hosts(hosts::Arguments),
     /// Draws a recorded table as an SVG.
     Plot(plot::Arguments),
     /// Measures the cost of a rendezvous in a store.
@@ -115,6 +119,7 @@ fn main() -> ExitCode {
         Subject::WaitCost(arguments) => wait_cost::main(&arguments).map(done),
         Subject::CostTable(arguments) => cost_table::main(&arguments).map(done),
         Subject::Observe(arguments) => observe::main(&arguments).map(done),
+        Subject::Hosts(arguments) => hosts::main(&arguments).map(done),
         Subject::Plot(arguments) => plot::main(&arguments).map(done),
         Subject::Bootstrap(arguments) => bootstrap::main(&arguments).map(done),
         Subject::Trips(arguments) => trips::main(&arguments).map(done),

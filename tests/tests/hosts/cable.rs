@@ -11,6 +11,8 @@ use fusewire_tests::process::{Process, free_port, report, role, start};
 use fusewire_tests::runner::Setup;
 use fusewire_tests::skip::{has_gloo, skip};
 
+use super::names;
+
 /// Time limit of the tests' waits.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Timeout of the operations over the cut cable.
@@ -131,6 +133,29 @@ fn sums_of_large() -> bool {
         comm.finalize().expect("an end");
     }
     true
+}
+
+#[test]
+fn two_namespaces_have_the_bits_of_one_host() {
+    if role().as_deref() == Some("conforms") {
+        enter();
+        assert!(names::conforms());
+        return;
+    }
+    let Some(cable) = cable("n") else {
+        return;
+    };
+    let test = "cable::two_namespaces_have_the_bits_of_one_host";
+    let hosts = [(names::HOSTS, "end-0,end-0,end-1,end-1")];
+    let mut ranks = at_both_ends(test, "conforms", &cable, &hosts);
+    for process in &mut ranks {
+        let said = process.next_report(TEST_TIMEOUT).expect("a report");
+        let calls: u64 = said.trim_end_matches(" calls").parse().expect("a number");
+        assert!(calls > 300, "{said}");
+    }
+    for process in &mut ranks {
+        process.succeed(TEST_TIMEOUT).expect("every rank");
+    }
 }
 
 #[test]

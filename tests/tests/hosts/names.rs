@@ -39,6 +39,9 @@ fn is_over_gloo() -> bool {
     std::env::var(INTER_HOST).is_ok_and(|value| value == "gloo")
 }
 
+/// Names of the hosts of all ranks, separated by commas.
+pub(super) const HOSTS: &str = "FUSEWIRE_TEST_HOSTS";
+
 /// Starts one rank per element of `hosts`, on a host with that name.
 fn on_hosts(test: &str, role: &str, hosts: &[&str], environment: &[(&str, String)]) -> Ranks {
     let host = |rank: usize| vec![("FUSEWIRE_HOST_ID", hosts[rank].to_owned())];
@@ -46,6 +49,7 @@ fn on_hosts(test: &str, role: &str, hosts: &[&str], environment: &[(&str, String
     Ranks::start_each(test, role, size, Host::Parent, |rank| {
         let mut all = host(rank as usize);
         all.push(("TORCHCOMM_GLOO_HOSTNAME", "127.0.0.1".to_owned()));
+        all.push((HOSTS, hosts.join(",")));
         all.extend(environment.iter().cloned());
         all
     })
@@ -153,7 +157,7 @@ fn sums_are_near(comm: &Communicator) {
 
 /// If this process is a child, runs the list and operations on derived communicators, and returns
 /// true. Returns false otherwise.
-fn conforms() -> bool {
+pub(super) fn conforms() -> bool {
     if role().as_deref() != Some("conforms") {
         return false;
     }
@@ -214,9 +218,11 @@ fn conforms() -> bool {
         part.finalize().expect("an end");
     }
     // A communicator of the ranks of one host needs no network.
-    let own = std::env::var("FUSEWIRE_HOST_ID").expect("set by the parent");
+    let [own, hosts] =
+        ["FUSEWIRE_HOST_ID", HOSTS].map(|name| std::env::var(name).expect("set by the parent"));
+    let hosts: Vec<&str> = hosts.split(',').collect();
     let here: Vec<u32> = (0..ranks)
-        .filter(|rank| hosts_of(ranks)[*rank as usize] == own)
+        .filter(|rank| hosts[*rank as usize] == own)
         .collect();
     let here = comm.split(&here, "here").expect("a split").expect("a part");
     assert!(here.backend_impl().is_none(), "kernels alone");
@@ -230,15 +236,6 @@ fn conforms() -> bool {
         comm.finalize().expect("an end");
     }
     true
-}
-
-/// Returns the host name of each rank for the tests with `ranks` ranks.
-fn hosts_of(ranks: u32) -> &'static [&'static str] {
-    match ranks {
-        4 if std::env::var("FUSEWIRE_TEST_UNEVEN").is_ok() => &["x", "y", "y", "z"],
-        4 => &["x", "y", "x", "y"],
-        _ => &["x", "x", "y"],
-    }
 }
 
 fn run_conformance(test: &str, hosts: &[&str], environment: &[(&str, String)]) {
@@ -272,9 +269,8 @@ fn uneven_hosts_have_the_bits_of_one() {
     if conforms() {
         return;
     }
-    let uneven = [("FUSEWIRE_TEST_UNEVEN", "1".to_owned())];
     let test = "names::uneven_hosts_have_the_bits_of_one";
-    run_conformance(test, &["x", "y", "y", "z"], &uneven);
+    run_conformance(test, &["x", "y", "y", "z"], &[]);
 }
 
 #[test]
@@ -291,15 +287,9 @@ fn uneven_hosts_in_any_order() {
     if conforms() {
         return;
     }
-    let any = [
-        (ANY, "1".to_owned()),
-        ("FUSEWIRE_TEST_UNEVEN", "1".to_owned()),
-    ];
-    run_conformance(
-        "names::uneven_hosts_in_any_order",
-        &["x", "y", "y", "z"],
-        &any,
-    );
+    let any = [(ANY, "1".to_owned())];
+    let test = "names::uneven_hosts_in_any_order";
+    run_conformance(test, &["x", "y", "y", "z"], &any);
 }
 
 #[test]
