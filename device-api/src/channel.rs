@@ -13,8 +13,9 @@
 //! polled: the tail in the receiver's workspace, the credit in the sender's. A block has channels
 //! of its own.
 //!
-//! To a rank that only a network reaches, the contents of a slot, the tail and the credit are
-//! requests ([`crate::net`]). Tail and credit are signals, so they follow the earlier requests.
+//! If only a network reaches the peer, the block sends the contents of slots, the tail and the
+//! credit by requests ([`crate::net`]). Tail and credit are signals, so they are executed after the
+//! block's earlier requests to the peer.
 
 use crate::args::{In, Out};
 use crate::comm::{Comm, HAS_NETWORK, Rank, WindowAddr};

@@ -1,9 +1,9 @@
 //! Requests to the network: how a kernel reaches ranks whose memory it cannot load and store.
 //!
 //! A communicator with such ranks has a [`NetContext`]: a ring of requests in host memory.
-//! Lanes append requests, and an agent of the host executes them: puts, gets, stores of a few
-//! bytes, signals, and updates of cells. [`crate::Window`] chooses between stores and requests;
-//! kernels do not see which.
+//! Lanes append requests, and an agent on the CPU executes them: puts, gets, stores of a few bytes,
+//! signals, and updates of cells. [`crate::Window`] chooses between stores and requests; kernels do
+//! not see the choice.
 //!
 //! The agent may execute the requests in any order, except that a signal follows
 //! - the requests that it covers: those of the same block to the same peer, from request
@@ -21,13 +21,14 @@
 //!
 //! Bit 63 of every word of an entry is the lap bit: 1 in the first lap of the ring (n < depth), 0
 //! in the second, and so on. The agent takes an entry when all its words have the lap bit of n, so
-//! the words may become visible in any order, and a GPU needs no fence between them. The lane
-//! releases its block's data by one fence before the words; the agent acquires it after them. A lap
+//! the words may become visible in any order, and a GPU needs no fence between them. One fence of
+//! the lane, before it stores the words, releases the data of its block; one fence of the agent,
+//! after it has loaded the words, acquires this data. A lap
 //! bit is unambiguous: an entry of lap k is complete before the agent counts it as executed, and
 //! only then overwritten by lap k + 1.
 //!
 //! On a CPU, the agent may provide a function that executes requests ([`NetContext::drive`]).
-//! Waiting lanes call it, so that requests and answers need no change of threads.
+//! Waiting lanes call it, so that requests and answers need no thread switch.
 //!
 //! # Results
 //! An update of a cell fetches the value before it. Each lane has one result: a value, and a tag
@@ -37,8 +38,8 @@
 //! - **after having acquired** the lane's request,
 //! - **released by** the lane, after it has read the last result and has marked the tag as pending.
 //!
-//! A lane whose tag is pending does not append another update. So a lane has at most one update on
-//! its way, and the tag of the last one is n + 1 for request n.
+//! A lane whose tag is pending does not append another update. So a lane has at most one update in
+//! flight. After the agent has executed the lane's update with number n, the tag is n + 1.
 
 use crate::comm::{Comm, HAS_NETWORK, WindowAddr};
 use crate::layout::{NetContext, NetCounters, NetEntry};
@@ -251,8 +252,8 @@ impl Requests {
         }
     }
 
-    /// Lets the agent execute requests on this thread, if it can. Called by lanes that wait, and
-    /// after a request for which the lane may not wait (`is_new`).
+    /// Lets the agent execute requests on this thread, if it can. Called by lanes that wait, and,
+    /// with `is_new`, after a request, because the lane might not wait afterwards.
     #[inline(always)]
     pub(crate) fn drive(&self, is_new: bool) {
         #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]

@@ -171,7 +171,7 @@ impl Determinism {
     }
 }
 
-/// Connection of ranks on different hosts.
+/// Selects how ranks on different hosts are connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum InterHost {
@@ -181,8 +181,8 @@ pub enum InterHost {
     /// Kernels reach ranks on other hosts by requests, which a proxy in each process sends over
     /// TCP. For ranks on the CPU.
     Proxy,
-    /// Kernels run within each host, and Gloo connects the hosts. Whole collectives only. Needs the
-    /// feature `gloo`.
+    /// Kernels run within each host, and Gloo connects the hosts. Supports collectives, `send` and
+    /// `recv`; neither windows nor fused operations. Needs the feature `gloo`.
     Gloo,
 }
 

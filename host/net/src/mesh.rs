@@ -5,22 +5,24 @@
 //! requests to a process, of all endpoints, use one TCP connection, and are executed in order. But
 //! a get may also return the data of later puts. Connections are opened at the first request.
 //!
-//! - **Who may overwrite what:** the mesh of the process that owns an endpoint writes its memory,
-//!   for requests of others; the mesh of the sender reads the source of a put;
-//! - **after having acquired** the request, which the sender has queued after its source was
-//!   written;
-//! - **released by** [`Event::Completed`] for the source of a put, which has been handed to the
-//!   system, and for the target of a get, which has arrived; by the word of a signal for the
-//!   targets of the puts before it.
+//! - **Who may overwrite what:** the mesh of a process writes the memory of its endpoints: for
+//!   requests of peers, and for gets that the endpoint has sent. It reads the sources of puts that
+//!   the endpoint has sent;
+//! - **after having acquired** the request. Its sender queues it after the last write to the source
+//!   of a put, and after the last access to the target of a get;
+//! - **released by** [`Event::Completed`] for the source of a put (the system has copied it) and
+//!   for the target of a get (the data has arrived); by the word of a signal for the targets of
+//!   earlier puts.
 //!
 //! [`Mesh::close`] and [`Mesh::forget`] end all accesses to an endpoint's memory before they
 //! return, whatever peers send later.
 //!
 //! # Failures
-//! If a connection to a process ends, the connection in the other direction ends, too, after all
-//! requests that have arrived on it were executed, and [`Event::Lost`] names the process. Requests
-//! to it then have no effect, except that those with an answer are refused. [`Mesh::peer`] allows
-//! new connections.
+//! If a connection to a process ends, the mesh receives on the connection in the other direction
+//! until it ends, too, or nothing has arrived for one second. The process is then lost, and
+//! [`Event::Lost`] names it. After the end of the first connection, requests to the process have no
+//! effect, except that those with an answer are refused. New connections are possible after
+//! [`Mesh::peer`] was called, or after the process has opened one.
 //!
 //! # Security
 //! As for [`Tcp`](crate::Tcp): both sides prove that they know the secret of the URL; the bytes are
@@ -59,21 +61,23 @@ use crate::{Error, Result, TransportFailure};
 /// Time limit for the handshake of a caller.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
-/// Maximum number of connections whose handshake has not ended. Further callers wait.
+/// Maximum number of callers, which are accepted connections whose handshake has not ended. Further
+/// ones wait in the system's queue.
 const MAX_CALLERS: usize = 1024;
 
-/// Time for which callers are ignored if there are too many.
+/// Time for which no connection is accepted if there are too many callers, or if `accept` fails.
 const LISTENER_PAUSE: Duration = Duration::from_millis(100);
 
-/// Time after which a caller that has not sent its hello makes room for another one.
+/// Time after which a caller that has not sent its hello may be dropped, if there are too many
+/// callers.
 const CALLER_TIME: Duration = Duration::from_secs(1);
 
-/// Time after which a process is lost that does not answer the handshake, or receives nothing.
-/// Longer than a usual stop in a debugger.
+/// Time after which a process is lost if it does not answer the handshake, or does not acknowledge
+/// sent bytes. Longer than a usual stop in a debugger.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Time without further requests after which a process is lost whose connection in the other
-/// direction has ended.
+/// If one of the two connections to a process has ended: time without requests on the other one
+/// after which the process is lost.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Approximate number of bytes that [`Mesh::poll`] receives from a connection.
@@ -135,7 +139,7 @@ pub struct MeshRequest {
 /// Operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation {
-    /// Writes memory of the sender.
+    /// Copies memory of the sender to memory of the peer.
     Put {
         /// Source.
         local: Local,
@@ -151,7 +155,7 @@ pub enum Operation {
     },
     /// Stores a word with release order.
     Signal(u64),
-    /// Reads memory of the peer.
+    /// Copies memory of the peer to memory of the sender.
     Get {
         /// Target.
         local: Local,
@@ -202,7 +206,8 @@ pub enum Event {
 pub enum RefusalCause {
     /// The range is not in the memory of the endpoint, or a word is not aligned.
     Range,
-    /// The endpoint does not exist any more, so a get, add or swap has no answer.
+    /// The endpoint does not exist, or [`Endpoint::is_closed`] returns true, so a get, add or swap
+    /// has no answer.
     Closed,
     /// The process can no longer be reached, for this reason, so a get, add or swap has no answer.
     Lost(String),
@@ -322,15 +327,15 @@ impl Mesh {
         has_limits.then_some(LISTENER_PAUSE)
     }
 
-    /// Opens an endpoint with this number, which must be random: who knows it can access the
-    /// endpoint's memory.
+    /// Opens an endpoint with this number, which must be random: a process that knows the number
+    /// and the URL can access the endpoint's memory.
     pub fn open(&mut self, number: u64, endpoint: Arc<dyn Endpoint>) {
         self.endpoints.insert(number, endpoint);
     }
 
-    /// Closes an endpoint: its memory is no longer accessed, puts, stores and signals of it that
-    /// have not been sent are dropped, and requests for it have no effect. Its notices are still
-    /// sent.
+    /// Closes an endpoint. Its memory is no longer accessed. Its puts, stores and signals that have
+    /// not been sent are dropped, as are all its requests to processes without a connection. Its
+    /// notices are still sent. Requests to the endpoint have no effect.
     pub fn close(&mut self, endpoint: u64) {
         self.endpoints.remove(&endpoint);
         for connection in self.connections.iter_mut().flatten() {
@@ -374,7 +379,8 @@ impl Mesh {
         Peer(index)
     }
 
-    /// Returns true if a connection to the process has been opened by either side.
+    /// Returns true if the process is not lost, and there is a connection that either side has
+    /// opened or is opening.
     pub fn is_connected(&self, peer: Peer) -> bool {
         let process = &self.processes[peer.0];
         !process.is_lost && (process.outgoing.is_some() || process.incoming.is_some())
@@ -614,7 +620,7 @@ impl Mesh {
         }
     }
 
-    /// Reports a request to a process that is lost.
+    /// Creates the event of a request to a lost process: completed, or refused if it has an answer.
     fn settle(&mut self, message: &Message, expected: Option<Expected>, reason: &str) {
         let Head { sender, number, .. } = message.head;
         match (message.head.kind, expected) {
@@ -701,7 +707,8 @@ impl Mesh {
         }
     }
 
-    /// Removes the oldest caller that has not sent its hello, if it has had its time.
+    /// Removes the oldest caller that has not sent its hello, if it is older than [`CALLER_TIME`].
+    /// Returns true if it has removed one.
     fn drop_oldest_caller(&mut self) -> bool {
         let late = Instant::now() + (HANDSHAKE_TIME - CALLER_TIME);
         let callers = (0..self.connections.len()).filter_map(|index| {
@@ -757,7 +764,7 @@ impl Mesh {
             *side = side.filter(|at| *at != index);
         }
         if connection.is_outgoing {
-            // Kept in order: first the messages in the queue, then those that were waiting.
+            // Settles the queue first, then, in `lose`, the requests that wait for a connection.
             let reason = self.reason(peer, error);
             for message in &connection.queue {
                 self.settle(message, None, &reason);
@@ -776,7 +783,7 @@ impl Mesh {
         )
     }
 
-    /// Begins to lose a process, or completes it if no connection is left.
+    /// Begins the loss of a process, and completes the loss if no connection is left.
     fn lose(&mut self, peer: usize, error: &io::Error) {
         let reason = self.reason(peer, error);
         let process = &mut self.processes[peer];
@@ -882,7 +889,7 @@ impl Mesh {
                 true => self.watch_as_needed(index),
                 false => Ok(()),
             });
-            // Requests may be in the buffer, for which no event comes.
+            // The receive buffer may hold requests, for which epoll reports no event.
             let received = watched.and_then(|()| match is_free {
                 true => self.receive(index),
                 false => Ok(()),
@@ -973,7 +980,8 @@ impl Mesh {
                 };
                 connection.send_all(&welcome.to_bytes(own, &hello))?;
                 let peer = self.process(hello.from);
-                // The process may have lost this one, which has not noticed it yet.
+                // The peer may have lost its connections to this process, and this process may not
+                // have detected it yet.
                 self.complete_loss(peer);
                 let process = &mut self.processes[peer];
                 process.is_lost = false;
@@ -1054,8 +1062,9 @@ impl Mesh {
         });
         let word = located.map(<*mut u8>::cast::<u64>);
         let word = word.filter(|word| word.is_aligned() && head.length >= 8);
-        // SAFETY: the endpoint's memory is valid at aligned words of its ranges, and all sides
-        // access words that are updated atomically.
+        // SAFETY: the word is aligned, and lies in a range of at least 8 bytes that `locate` has
+        // returned, which is valid by the contract of `Endpoint`. All sides access words that
+        // signals, adds and swaps address by atomic operations only.
         let word = word.map(|word| unsafe { AtomicU64::from_ptr(word) });
         let [first, second] = head.values;
         let answer = match (head.kind, range, word) {
@@ -1089,8 +1098,8 @@ impl Mesh {
             _ => Some((Kind::Refused, 0, Body::Nothing)),
         };
         match answer {
-            // An endpoint that is closed expects nothing any more, and its peers learn the reason
-            // otherwise.
+            // Requests to a closed endpoint have no effect. Its owner reports the reason to the
+            // peers by other means.
             Some((Kind::Refused, ..)) if !is_open => {}
             Some((kind, value, body)) => self.answer(index, head, kind, value, body),
             None => {}

@@ -1,5 +1,5 @@
-//! Communicators across hosts: kernels that reach other hosts by the network's proxy, or kernels
-//! within each host and another library between hosts.
+//! Creates communicators across hosts: either kernels reach other hosts through the network's
+//! proxy, or kernels run within each host and another library connects the hosts.
 
 use core::net::Ipv4Addr;
 use std::sync::Arc;

@@ -53,7 +53,8 @@ impl Communicator {
     }
 
     /// Aborts the communicator; callable from any thread. Every operation that waits, on each rank
-    /// that is reachable by load and store, returns an error within milliseconds. Later calls and
+    /// that is reachable by load and store or by the proxy, returns an error within milliseconds.
+    /// Later calls and
     /// replays return the same error. A second call does nothing, except that every call ends a
     /// [`Communicator::reconfigure`] of this communicator in which this rank waits.
     pub fn abort(&self) {
@@ -76,9 +77,10 @@ impl Communicator {
 
     /// Waits for all work on this value's stream and on the stream of the communicator's last
     /// launch, then ends the communicator on this rank: later calls return an error. Not
-    /// collective: memory that peers have mapped remains valid. Ranks of other hosts reach this
-    /// rank's memory for as long as its process lives, at most for 30 s; the call waits up to 1 s
-    /// for these ranks to end the communicator, too. A second call does nothing.
+    /// collective: memory that peers have mapped remains valid. Ranks of other hosts can access
+    /// this rank's memory until they have ended the communicator, too, at most until 30 s after
+    /// this rank has dropped its last handle, or until this process exits. The call waits up to 1 s
+    /// for these ranks to end the communicator. A second call does nothing.
     ///
     /// # Errors
     /// The failure of the communicator, or of work on these streams that was not waited for.

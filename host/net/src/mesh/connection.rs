@@ -12,7 +12,7 @@ use crate::wire::{Challenge, Hello, Welcome};
 /// Zeros that are sent in place of memory that is no longer accessible.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Maximum number of bytes that one call receives.
+/// Maximum number of bytes that one system call receives.
 const RECEIVE_BYTES: usize = 1 << 20;
 
 /// Maximum number of messages that one system call sends.
@@ -135,7 +135,7 @@ pub(super) struct Connection {
     pub(super) is_outgoing: bool,
     /// Number of the peer, once it is known.
     pub(super) peer: Option<usize>,
-    /// End of the handshake.
+    /// Time by which the handshake must have ended. `None` after it.
     pub(super) deadline: Option<Instant>,
     pub(super) receiver: Receiver,
     pub(super) queue: VecDeque<Message>,
@@ -311,8 +311,8 @@ impl Connection {
         }
     }
 
-    /// Removes the requests of an endpoint of which nothing has been sent and that are not
-    /// answered, except notices.
+    /// Removes the queued puts, stores and signals of an endpoint, except a message that has been
+    /// sent in part.
     pub(super) fn drop_requests(&mut self, sender: u64) {
         let is_partly_sent = self.sent > 0;
         let mut at = 0;

@@ -2,8 +2,9 @@
 //! for some kinds, a payload of [`Head::length`] bytes.
 //!
 //! A connection carries the requests of the process that opened it, and in the other direction the
-//! answers to them. Get, add and swap are answered in order. The others have no answer, except that
-//! the receiver refuses those that it cannot execute.
+//! answers to them. Get, add and swap are answered in order. Put, store and signal have no answer,
+//! except that the receiver refuses those that it cannot execute, unless the endpoint is closed. A
+//! notice is never answered or refused.
 
 /// Bytes of a head.
 pub(super) const BYTES: usize = 64;
@@ -37,7 +38,7 @@ pub(super) enum Kind {
     Value,
     /// Refuses a get, add or swap, in place of the answer.
     NoAnswer,
-    /// Refuses another request.
+    /// Refuses a put, store or signal.
     Refused,
 }
 

@@ -1,7 +1,7 @@
-//! A rank as ranks of other processes reach it: they write its windows, and tell it their progress,
-//! their failure, and that they leave.
+//! The part of a rank that ranks of other processes access: they write its windows, and send it
+//! notices of their progress, their failure, and their departure.
 //!
-//! A notice consists of a byte of [`Notice`] and its words.
+//! A notice consists of a byte, which is a [`Notice`], and of 64-bit words.
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +45,7 @@ pub(in crate::comm) struct RemoteRank {
     pub(in crate::comm) endpoint: u64,
 }
 
-/// Memory of a rank that its process' proxy accesses.
+/// Memory of a rank that the proxy of its process accesses.
 pub(super) struct Endpoint {
     pub(super) ring: Ring,
     pub(super) rank: u32,
@@ -156,8 +156,8 @@ impl Endpoint {
         mark_dead(&self.workspace, &self.layout, rank)
     }
 
-    /// Writes words of the mirror of `rank`, the first one last, so that a reader that sees it also
-    /// sees the others.
+    /// Writes words of the mirror of `rank`. Writes the first word last, so that a reader that sees
+    /// the first word also sees the others.
     fn mirror(&self, rank: u32, offset: usize, words: &[u64]) {
         let mirror = u64::from(rank) * size_of::<Mirror>() as u64 + offset as u64;
         for (index, word) in words.iter().enumerate().rev() {
@@ -193,7 +193,7 @@ unsafe impl mesh::Endpoint for Endpoint {
                 let word = ABORT | u64::from(*rank);
                 self.workspace.compare_exchange(ABORT_AT, 0, word);
                 if self.has_left() {
-                    // This rank need not wait for it.
+                    // `await_others` need not wait for the failed rank.
                     self.mark(*rank);
                 }
             }

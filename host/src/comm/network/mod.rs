@@ -52,8 +52,9 @@ impl Network {
         }
     }
 
-    /// Stops the ranks that are not reachable by load and store, once, if this rank has detected a
-    /// failure. After any failure, nothing is written to this rank's memory any more.
+    /// Called after a failure. The first call stops the ranks that are not reachable by load and
+    /// store, if this rank has detected the failure. The proxy writes nothing to this rank's memory
+    /// after the call.
     pub(super) fn after_failure(&self, inner: &Inner) {
         match self {
             Self::Test(network) => network.stop_others(inner),
@@ -61,7 +62,8 @@ impl Network {
         }
     }
 
-    /// Stores a word to memory of a rank of another process, before all later requests to it.
+    /// Stores a word in the memory of a rank of another process. Later requests to that rank are
+    /// executed after it.
     pub(super) fn store(&self, rank: u32, addr: WindowAddr, value: u64) {
         match self {
             Self::Test(_) => {}
@@ -69,7 +71,7 @@ impl Network {
         }
     }
 
-    /// Tells the other ranks that this rank has left.
+    /// Notifies the ranks of connected processes that this rank has left.
     pub(super) fn leave(&self) {
         match self {
             Self::Test(_) => {}
@@ -77,7 +79,7 @@ impl Network {
         }
     }
 
-    /// Waits, but not for long, until the ranks of other processes have left, too.
+    /// Waits up to 1 s until the ranks of connected processes have left, too.
     pub(super) fn await_others(&self) {
         match self {
             Self::Test(_) => {}

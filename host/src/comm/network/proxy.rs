@@ -2,18 +2,20 @@
 //! of other processes, and executes theirs.
 //!
 //! A thread that holds the lock makes progress: the proxy's own thread, or a kernel that waits.
-//! While kernels drive the proxy, its thread sleeps, so that no arrival wakes it. It takes over at
-//! most [`PAUSE`] after the last kernel has stopped.
+//! While kernels drive the proxy, its thread sleeps and does not poll the sockets, so no arrival
+//! wakes it. It polls them again at most about two [`PAUSE`]s after the last call of [`drive`].
 //!
 //! Who may overwrite what:
 //! - the entries of a ring: see [`fusewire_device::net`];
-//! - the windows of a rank: the proxy, until the rank's communicator fails or ends. A rank returns
-//!   its failure after [`Attached::after_failure`] has closed its endpoint, so that nothing is
-//!   written afterwards.
+//! - the windows of a rank: the proxy, until it closes the rank's endpoint: after a failure of the
+//!   communicator, or, after an end without a failure, when the other ranks have left or [`LINGER`]
+//!   has passed. A rank returns its failure after [`Attached::after_failure`] has closed the
+//!   endpoint, so the proxy writes nothing after the failure was returned.
 //!
 //! # Failures
-//! A rank whose process is lost is marked as dead, and its kernels' waits name it. A rank with a
-//! failure record of its own sends it to all ranks of other processes.
+//! If a process is lost, its ranks are marked as dead in the workspaces of the ranks of this
+//! process, whose waits then fail and name them. A rank that has detected a failure sends its
+//! failure record to all ranks of other processes.
 
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -47,14 +49,15 @@ const STAGING_BYTES: usize = 64 << 10;
 /// Time for which the thread sleeps while kernels drive the proxy.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Longest sleep of the thread, which then looks for failures.
+/// Longest sleep of the thread. After it, the thread checks for failures.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Time between two notices of a rank's progress, if it has changed. A signal brings the progress,
-/// too.
+/// Minimum time between two notices of a rank's changed progress. The progress is also sent before
+/// each signal.
 const REFRESH: Duration = Duration::from_millis(20);
 
-/// Time for which the memory of a rank that has left serves ranks that have not.
+/// Maximum time for which ranks that have not left can still access the memory of a rank that has
+/// left, after its communicator has been dropped.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// Time for which [`Attached::await_others`] waits.
@@ -80,7 +83,7 @@ struct Shared {
     state: Mutex<State>,
     /// Number of calls of [`drive`].
     turns: AtomicU64,
-    /// Set when a kernel has appended a request for which it may not wait.
+    /// Set when a kernel has appended a request and might not wait afterwards.
     has_new: AtomicBool,
     stop: AtomicBool,
     wake: WakeFd,
@@ -100,7 +103,7 @@ struct State {
 /// Reason to stop a communicator.
 #[derive(Debug)]
 enum Report {
-    /// This rank can no longer be reached, and does not answer a request.
+    /// The rank with this number can no longer be reached, so a request to it has no answer.
     Lost(u32),
     /// A request cannot be executed.
     Refused(String),
@@ -115,17 +118,17 @@ struct Served {
     inner: Weak<Inner>,
     /// Ranks of other processes, by rank.
     remotes: Vec<Option<RemoteRank>>,
-    /// Number of requests that have been executed, without gaps.
+    /// All requests with smaller numbers have been executed.
     completed: u64,
-    /// For each request that was taken since then: true if it has been executed.
+    /// For each taken request from number `completed` on: true if it has been executed.
     pending: VecDeque<bool>,
     /// Addresses of the results of updates, by the numbers of the requests.
     results: HashMap<u64, WindowAddr>,
-    /// Progress that each rank has been told last.
-    told: Vec<ProgressWords>,
+    /// Progress that was last sent to each rank.
+    sent_progress: Vec<ProgressWords>,
     refreshed: Instant,
-    /// The first request that a rank which has left or failed does not answer, and the time at
-    /// which this is a failure, unless this rank has learned of another one by then.
+    /// Deadline and error of the first request that a rank did not answer because it has left or
+    /// failed. If no other failure has stopped this rank by the deadline, the error does.
     unanswered: Option<(Instant, String)>,
     has_failed: bool,
     /// Set once the communicator has been dropped: the time at which the endpoint closes.
@@ -231,8 +234,9 @@ unsafe extern "C" fn drive(agent: u64, is_new: bool) {
     if is_new {
         shared.has_new.store(true, Ordering::SeqCst);
     }
-    // A thread that holds the lock may have looked at the ring already. It looks again, because it
-    // sees the flag after it has released the lock; but not forever, if others append all the time.
+    // If another thread holds the lock, it may have read this ring before the new request. It
+    // checks `has_new` after it has released the lock, and then reads the rings again. The loop is
+    // limited, so that requests of other kernels do not keep this kernel here.
     for _ in 0..4 {
         let mut state = match shared.state.try_lock() {
             Ok(state) => state,
@@ -278,7 +282,7 @@ impl Shared {
             ];
             self.sleep(&mut entries, TICK);
             if self.turns.load(Ordering::Relaxed) == seen {
-                // Not all at once, so that others get the lock.
+                // Releases the lock after each step, so that kernels can take it.
                 for _ in 0..16 {
                     self.has_new.store(false, Ordering::SeqCst);
                     let is_busy = self.lock().step();
@@ -311,8 +315,8 @@ impl Shared {
         self.wake.clear();
     }
 
-    /// Stops communicators whose requests cannot be executed. Not done by kernels, because it calls
-    /// hooks of the program.
+    /// Stops communicators whose requests cannot be executed. Only the proxy's thread calls this,
+    /// not [`drive`], because it calls hooks of the program.
     fn deliver(&self) {
         let mut state = self.lock();
         let reports = core::mem::take(&mut state.reports);
@@ -415,7 +419,7 @@ impl Served {
                  or the word is not aligned"
             )),
             RefusalCause::Closed => {
-                // The rank usually tells why.
+                // A failure record or a notice of that rank usually follows and gives the reason.
                 let reason = format!(
                     "rank {rank} does not answer network request {number}: it has left the \
                      communicator, or has failed"
@@ -466,18 +470,18 @@ impl Served {
             for index in 0..self.remotes.len() {
                 let remote = self.remotes[index].filter(|remote| mesh.is_connected(remote.peer));
                 if let Some(remote) = remote {
-                    self.tell_progress(mesh, remote);
+                    self.send_progress(mesh, remote);
                 }
             }
         }
     }
 
-    /// Tells a rank the progress of this one, if it has changed.
-    fn tell_progress(&mut self, mesh: &mut Mesh, remote: RemoteRank) {
+    /// Sends the progress of this rank to a rank of another process, if it has changed.
+    fn send_progress(&mut self, mesh: &mut Mesh, remote: RemoteRank) {
         let (notice, words) = self.endpoint.progress();
-        let told = &mut self.told[remote.rank as usize];
-        if *told != words {
-            *told = words;
+        let sent_progress = &mut self.sent_progress[remote.rank as usize];
+        if *sent_progress != words {
+            *sent_progress = words;
             mesh.notify(remote.peer, self.number, remote.endpoint, &notice);
         }
     }
@@ -536,7 +540,7 @@ impl Served {
         }
         if matches!(operation, Operation::Signal(_)) {
             // A signal must not overtake the progress of the kernel that sends it.
-            self.tell_progress(mesh, remote);
+            self.send_progress(mesh, remote);
         }
         if self.endpoint.reason_of_loss(remote.rank).is_some() {
             // Earlier requests may be missing there, so later ones must not be executed, even if
@@ -563,9 +567,9 @@ impl Served {
         Some(())
     }
 
-    /// Updates a cell of a rank that is reachable by load and store, and returns the value before:
-    /// all updates of a cell are requests if those of any rank are. Returns `None` for another
-    /// action, or if the cell or the result does not exist.
+    /// Updates a cell of a rank that is reachable by load and store, and returns the previous
+    /// value. In a communicator with a network, these updates are requests, too. Returns `None` for
+    /// another action, or if the cell or the result does not exist.
     fn update(&self, request: &Request) -> Option<u64> {
         let cell = self
             .endpoint
@@ -613,13 +617,14 @@ impl Served {
         }
     }
 
-    /// Tells the ranks of connected processes that this rank has left.
+    /// Notifies the ranks of connected processes that this rank has left.
     fn leave(&mut self, mesh: &mut Mesh) {
         for index in 0..self.remotes.len() {
             let remote = self.remotes[index].filter(|remote| mesh.is_connected(remote.peer));
             if let Some(remote) = remote {
-                // What this rank has finished is not missing.
-                self.tell_progress(mesh, remote);
+                // Sent first, so that waits do not count this rank as missing in launches that it
+                // has completed.
+                self.send_progress(mesh, remote);
                 let notice = Endpoint::departure();
                 mesh.notify(remote.peer, self.number, remote.endpoint, &notice);
             }
@@ -635,7 +640,7 @@ impl Served {
         }
         mesh.close(self.number);
         if word & BY_HOST != 0 {
-            // It waits for nothing any more, and takes part in nothing.
+            // The host stopped this rank only: for the others, it has left the communicator.
             return self.leave(mesh);
         }
         if word != ABORT | u64::from(self.endpoint.rank) {
@@ -722,7 +727,7 @@ impl Attached {
             endpoint: Arc::clone(&self.endpoint),
             requests: self.endpoint.ring.requests(),
             inner,
-            told: vec![ProgressWords::default(); by_rank.len()],
+            sent_progress: vec![ProgressWords::default(); by_rank.len()],
             remotes: by_rank,
             completed: 0,
             pending: VecDeque::new(),
@@ -752,7 +757,8 @@ impl Attached {
         state.step();
     }
 
-    /// Stores a word to memory of a rank of another process, before all later requests to it.
+    /// Stores a word in the memory of a rank of another process. Later requests to that rank are
+    /// executed after it.
     pub(super) fn store(&self, rank: u32, addr: WindowAddr, value: u64) {
         let mut state = self.proxy.shared.lock();
         let remote = self.remotes.iter().find(|remote| remote.rank == rank);
@@ -775,8 +781,9 @@ impl Attached {
         state.step();
     }
 
-    /// Tells the ranks of connected processes that this rank has left without a failure. Its memory
-    /// serves them until they have left, too.
+    /// Notifies the ranks of connected processes that this rank has left without a failure. They
+    /// can access its memory until they have left, too, but at most [`LINGER`] after this value is
+    /// dropped.
     pub(super) fn leave(&self) {
         if !self.endpoint.leave() {
             return;
@@ -789,8 +796,8 @@ impl Attached {
         state.step();
     }
 
-    /// Waits, but not for long, until the ranks of connected processes have left, too: a process
-    /// that ends earlier does not answer their gets.
+    /// Waits up to [`AWAIT_TIME`] until the ranks of connected processes have left, too, because
+    /// this process cannot answer their gets after it has exited.
     pub(super) fn await_others(&self) {
         let started = Instant::now();
         while started.elapsed() < AWAIT_TIME {

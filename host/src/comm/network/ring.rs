@@ -13,9 +13,10 @@ pub(super) struct RingConfig {
     pub(super) lanes: u32,
     /// Number of entries: a power of two.
     pub(super) depth: usize,
-    /// Staging memory of a block.
+    /// Bytes of staging memory of a block.
     pub(super) staging_bytes: usize,
-    /// Function by which waiting lanes let the agent execute requests, and its argument; or zeros.
+    /// Address of the function that waiting lanes call so that the agent executes requests, and its
+    /// argument. Zeros if the agent provides none.
     pub(super) drive: (u64, u64),
 }
 
@@ -80,7 +81,7 @@ impl Ring {
         unsafe { Requests::new(self.context.read()) }
     }
 
-    /// Returns the address of `bytes` bytes of the staging memory.
+    /// Returns the address of `bytes` bytes of the staging memory, or `None` if they are not in it.
     pub(super) fn staging(&self, addr: WindowAddr, bytes: u64) -> Option<*mut u8> {
         let (offset, all) = (addr.offset(), 8 * self.staging.len() as u64);
         let fits = addr.window() == STAGING && offset <= all && bytes <= all - offset;
