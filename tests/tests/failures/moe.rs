@@ -244,10 +244,16 @@ fn expert(round: usize) -> Expert {
 /// Waits until all ranks that make call number `call` have completed it. The victim makes `calls`
 /// calls. So no rank waits for another one than the victim.
 pub(super) fn meet(comm: &Communicator, call: usize, calls: usize) {
+    let met = (0..comm.size()).filter(|rank| *rank != VICTIM || call < calls);
+    meet_ranks(comm, &format!("call {call}"), met);
+}
+
+/// Waits until the given ranks have come to the point `at`.
+fn meet_ranks(comm: &Communicator, at: &str, ranks: impl Iterator<Item = u32>) {
     let store = comm.store();
-    let key = |rank: u32| format!("call {call} of rank {rank}");
+    let key = |rank: u32| format!("{at} of rank {rank}");
     store.set(&key(comm.rank()), b"").expect("the store");
-    for rank in (0..comm.size()).filter(|rank| *rank != VICTIM || call < calls) {
+    for rank in ranks {
         store.get(&key(rank), TEST_TIMEOUT).expect("the other rank");
     }
 }
@@ -268,6 +274,8 @@ fn call_until_failure(
         _ => (MoeLayout::ExpertMajor, TEST_TIMEOUT),
     };
     let mut layer = Layer::new(comm, settings(layout), timeout).expect("a layer");
+    // Otherwise a slow rank finds the failure before it has its layer.
+    meet_ranks(comm, "the layer", 0..comm.size());
     for call in 0..2 * layer.calls.len() {
         if comm.rank() == VICTIM && call == calls {
             report("ready");
