@@ -5,12 +5,13 @@
 //! While kernels drive the proxy, its thread sleeps and does not poll the sockets, so no arrival
 //! wakes it. It polls them again at most about two [`PAUSE`]s after the last call of [`drive`].
 //!
-//! Who may overwrite what:
-//! - the entries of a ring: see [`fusewire_device::net`];
-//! - the windows of a rank: the proxy, until it closes the rank's endpoint: after a failure of the
-//!   communicator, or, after an end without a failure, when the other ranks have left or [`LINGER`]
-//!   has passed. A rank returns its failure after [`Attached::after_failure`] has closed the
-//!   endpoint, so the proxy writes nothing after the failure was returned.
+//! For the entries of a ring, see [`fusewire_device::net`]. For the windows of a rank:
+//!
+//! - **Who may overwrite what:** the proxy writes them, for requests of other processes,
+//! - **after having acquired** the request, which the rank's endpoint, while it is open, permits;
+//! - **released by** the close of the endpoint: after a failure of the communicator, before the
+//!   rank returns it ([`Attached::after_failure`]); or, after an end without a failure, when the
+//!   other ranks have left or [`LINGER`] has passed.
 //!
 //! # Failures
 //! If a process is lost, its ranks are marked as dead in the workspaces of the ranks of this
